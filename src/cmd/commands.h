@@ -1,0 +1,32 @@
+// The subcommands. Each returns the process's exit code or throws an Error.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace rownorm {
+
+struct TrainOptions {
+  std::filesystem::path config;
+  std::vector<std::string> overrides;  // "path=value"
+  bool resume = false, dry_run = false;
+};
+int train_command(const TrainOptions& options);
+
+struct EvalOptions {
+  std::filesystem::path checkpoint;  // a checkpoint's or a run's directory
+  std::string data;                  // pattern; empty: the run's own validation data
+  std::int64_t tokens = -1;          // -1: the run's evaluation.tokens, or with `data` all; 0: all
+  std::int64_t micro_batch = 0;      // sequences at a time; 0: the run's
+  std::string device = "auto", precision = "auto";
+};
+int eval_command(const EvalOptions& options);
+
+struct InspectOptions {
+  std::string path;      // a shard, a glob, a safetensors file, a checkpoint's or a run's directory
+  std::string diameter;  // name of a tensor whose exact row diameter is wanted
+};
+int inspect_command(const InspectOptions& options);
+
+}  // namespace rownorm

@@ -1,0 +1,428 @@
+// rownorm train: the run from its config to its last checkpoint.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "cmd/commands.h"
+#include "comm/comm.h"
+#include "data/batches.h"
+#include "geometry/diameter.h"
+#include "ops/open.h"
+#include "optim/schedule.h"
+#include "train/checkpoint.h"
+#include "train/config.h"
+#include "train/log.h"
+#include "train/metrics.h"
+#include "train/run_directory.h"
+#include "train/signals.h"
+#include "train/step.h"
+#include "train/training.h"
+#include "train/validation.h"
+
+namespace rownorm {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// ---- --dry-run ----
+
+void print_plan(const Config& config) {
+  // What cuda computes in, without a device; the others are opened: they are ordinary code.
+  const bool cuda = config.device == "cuda";
+  const auto be = cuda ? nullptr : open_backend(config.device == "auto" ? "cpu" : config.device, config.precision);
+  const DType master = cuda ? DType::f32 : be->master_dtype();
+  const bool bf16 = cuda && (config.precision == "auto" || config.precision == "bf16");
+  const DType compute = bf16 ? DType::bf16 : master;
+
+  Arena plan;
+  make_training(plan, config, compute, master, cuda ? 0 : be->workspace_bytes(workspace_sizes(config)), 0, 1);
+  const std::int64_t parameters = parameter_count(config.model);
+  const auto line = [](const char* what, const std::string& value) { fmt::print("{:<22} {}\n", what, value); };
+  line("name", config.name);
+  line("device", config.device == "auto" ? "auto (planned for the cpu)" : config.device);
+  line("parameters", fmt::format("{}", parameters));
+  line("FLOPs a token", fmt::format("{:.0f}", flops_per_token(config.model)));
+  line("tokens an update", fmt::format("{}", config.tokens_per_update()));
+  line("updates", config.last_update() < config.updates()
+                      ? fmt::format("{} of {} (max_updates)", config.last_update(), config.updates())
+                      : fmt::format("{}", config.updates()));
+  line("warmup updates", fmt::format("{}", config.warmup()));
+  line("training tokens", fmt::format("{}", config.last_update() * config.tokens_per_update()));
+  line("tokens a parameter", fmt::format("{:.3f}", static_cast<double>(config.updates() * config.tokens_per_update()) /
+                                                       static_cast<double>(parameters)));
+  line("training FLOPs", fmt::format("{:.4g}", flops_per_token(config.model) *
+                                                   static_cast<double>(config.last_update() * config.tokens_per_update())));
+  for (const auto& [purpose, bytes] : plan.by_purpose())
+    line(("memory: " + purpose).c_str(), human_bytes(bytes));
+  if (cuda) line("memory: workspace", "not included: planned by the CUDA module");
+  line("memory: total", fmt::format("{} ({} bytes)", human_bytes(plan.bytes()), plan.bytes()));
+  for (const auto& [what, pattern] : {std::pair{"train", config.data.train}, {"validation", config.data.validation}}) {
+    try {
+      line(fmt::format("data: {}", what).c_str(), fmt::format("{} shards", expand_pattern(pattern).size()));
+    } catch (const Error& e) {
+      line(fmt::format("data: {}", what).c_str(), fmt::format("note: {}", e.what()));
+    }
+  }
+}
+
+// ---- one run ----
+
+struct Run {
+  Config config;
+  std::unique_ptr<Comm> comm;
+  std::unique_ptr<Backend> be;
+  std::unique_ptr<ShardSet> train, validation;
+  std::optional<TrainingOrder> order;
+  std::optional<ValidationSet> validation_set;
+  ordered_json dataset;
+  Memory memory;
+  std::int64_t planned_bytes = 0;
+  Training t;
+  RunState state;
+  std::int64_t recent = 0;  // updates on the device that the host has not looked at
+};
+
+void open_data(Run& run, std::int64_t first_update) {
+  const Config& c = run.config;
+  run.train = std::make_unique<ShardSet>("train", c.data.train, c.model.vocab_size);
+  run.validation = std::make_unique<ShardSet>("validation", c.data.validation, c.model.vocab_size);
+  std::vector<std::int64_t> tokens;
+  for (const ShardInfo& s : run.train->shards()) tokens.push_back(s.tokens);
+  run.order.emplace(c.seed, tokens, c.model.context, c.batch.sequences);
+  run.validation_set.emplace(*run.validation, c.model.context, c.evaluation.tokens / c.model.context);
+  run.train->tokens_of(run.order->group(first_update).shard);  // scanned before the first update needs it
+  run.dataset = fingerprint(*run.train, *run.validation);
+}
+
+void plan_memory(Run& run) {
+  const Config& c = run.config;
+  const WorkspaceSizes sizes = workspace_sizes(c);
+  const std::int64_t workspace = run.be->workspace_bytes(sizes);
+  const auto build = [&](Arena& arena) {
+    return make_training(arena, c, run.be->compute_dtype(), run.be->master_dtype(), workspace, run.comm->rank(),
+                         run.comm->size());
+  };
+  Arena plan;
+  build(plan);
+  run.planned_bytes = plan.bytes();
+  log_line("memory: " + describe(plan));
+  try {
+    run.memory = run.be->allocate(plan.bytes());
+  } catch (const Error& e) {
+    fail(e.code(), "{}; the plan: {}", e.what(), describe(plan));
+  }
+  Arena arena(run.memory.get(), plan.bytes());
+  run.t = build(arena);
+  run.be->set_workspace(run.t.workspace, sizes);
+  run.be->fill(run.t.control.ok, 1);
+  upload_rope(*run.be, run.t.activations, c.model);
+}
+
+struct Checkpoint {
+  fs::path path;
+  ordered_json state;
+};
+
+// The newest checkpoint that is whole; a corrupt one is named and skipped. Its config must agree.
+std::optional<Checkpoint> find_checkpoint(const Config& config) {
+  auto updates = list_checkpoints(config.output);
+  std::reverse(updates.begin(), updates.end());
+  for (const std::int64_t update : updates) {
+    Checkpoint found{checkpoint_path(config.output, update), {}};
+    try {
+      found.state = read_checkpoint_state(found.path);
+    } catch (const Error& e) {
+      log_warning(fmt::format("{}; skipped", e.what()));
+      continue;
+    }
+    const auto differences = differences_on_resume(found.state.at("config"), to_json(config));
+    if (!differences.empty()) {
+      std::string list;
+      for (const auto& d : differences) list += (list.empty() ? "" : "; ") + d;
+      fail(Exit::usage, "[resume] {}: {}", found.path.string(), list);
+    }
+    return found;
+  }
+  return std::nullopt;
+}
+
+// Looks at the updates since the last look: adds up losses and clipped updates, stops at a number that is not finite.
+void look_at_recent(Run& run) {
+  Backend& be = *run.be;
+  std::vector<double> loss(static_cast<std::size_t>(run.recent)), norm(loss.size());
+  be.download(loss.data(), run.t.recent_loss.rows(0, run.recent));
+  be.download(norm.data(), run.t.recent_norm.rows(0, run.recent));
+  const std::int64_t first = run.state.update - run.recent + 1;
+  run.recent = 0;
+  for (std::size_t i = 0; i < loss.size(); ++i) {
+    if (std::isfinite(loss[i]) && std::isfinite(norm[i])) {
+      run.state.loss_sum += loss[i];
+      run.state.loss_count += 1;
+      run.state.clipped_count += norm[i] > run.config.clip_norm ? 1 : 0;
+      continue;
+    }
+    // Nothing was applied since, so the gradients can be had again to say where it began.
+    const std::int64_t update = first + static_cast<std::int64_t>(i);
+    compute_gradients(be, *run.comm, run.config, run.t, *run.train, run.order->group(update - 1));
+    std::string where = "none of the gradients; their norm overflows";
+    for (std::size_t p = run.t.optimizer.table.size(); p-- > 0;) {  // in the order in which backward makes them
+      be.fill(run.t.squares, 0);
+      be.squared_norm(run.t.squares, run.t.gradients.matrices[p]);
+      if (!std::isfinite(be.read(run.t.squares))) {
+        where = "first in the gradient of " + run.t.optimizer.table[p].name;
+        break;
+      }
+    }
+    fail(Exit::numbers, "[numbers] update {}: loss {}, gradient norm {}, {}; nothing was applied", update, loss[i],
+         norm[i], where);
+  }
+}
+
+double run_validation(Run& run, const Panel* panel) {
+  const double loss = validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations,
+                               run.t.validation_loss, *run.validation_set, panel);
+  if (!std::isfinite(loss))
+    fail(Exit::numbers, "[numbers] update {}: validation loss {}", run.state.update, loss);
+  return loss;
+}
+
+double checked(const Run& run, const char* what, double value) {
+  if (!std::isfinite(value)) fail(Exit::numbers, "[numbers] update {}: {} is {}", run.state.update, what, value);
+  return value;
+}
+
+struct Due {
+  bool log, evaluation, diameter, checkpoint, last;
+  bool record() const { return log || evaluation || diameter; }
+};
+
+Due due_at(const Config& c, std::int64_t update) {
+  const bool last = update == c.last_update();
+  const auto every = [&](std::int64_t n) { return n > 0 && (update % n == 0 || last); };
+  const auto& keep = c.checkpoint.keep_updates;
+  return {every(c.log_every), every(c.evaluation.every), every(c.diagnostics.diameter_every),
+          last || every(c.checkpoint.every) || std::find(keep.begin(), keep.end(), update) != keep.end(), last};
+}
+
+// The record of the update just made (README, "Metrics").
+ordered_json make_record(Run& run, const Due& due, double lr_scale, double seconds, std::int64_t updates) {
+  const Config& c = run.config;
+  ordered_json r;
+  r["progress/update"] = run.state.update;
+  r["progress/tokens"] = run.state.update * c.tokens_per_update();
+  if (due.log) {
+    const auto count = static_cast<double>(run.state.loss_count);
+    r["train/loss"] = run.state.loss_sum / count;
+    r["train/grad_norm"] = run.be->read(run.t.control.norm);
+    r["train/clipped_fraction"] = static_cast<double>(run.state.clipped_count) / count;
+    r["train/lr_scale"] = lr_scale;
+    r["train/lr/hidden"] = c.optimizer.hidden.lr * lr_scale;
+    r["train/lr/embedding"] = c.optimizer.embedding.lr * lr_scale;
+    r["train/lr/head"] = c.optimizer.head.lr * lr_scale;
+    run.state.loss_sum = 0;
+    run.state.loss_count = run.state.clipped_count = 0;
+  }
+  if (due.diameter) {
+    const StepGeometry g = measure_step(*run.be, *run.comm, run.t.diameter, run.t.optimizer.head_step);
+    r["diagnostics/lm_head_step/diameter_exact"] = checked(run, "the head step's diameter", g.diameter);
+    r["diagnostics/lm_head_step/diameter_pair"] = g.pair;
+    r["diagnostics/lm_head_step/row_norm_max"] = checked(run, "the head step's row norm", g.row_norm_max);
+    r["diagnostics/lm_head_step/row_norm_median"] = g.row_norm_median;
+  }
+  if (due.evaluation) {
+    const bool panel = !run.t.panel.ranges.empty();
+    r["validation/loss"] = run_validation(run, panel ? &run.t.panel : nullptr);
+    r["validation/tokens"] = c.evaluation.tokens;
+    if (panel) {
+      const double rms = hilbert_rms(*run.be, *run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm->rank()));
+      r["validation/hilbert_step/rms"] = checked(run, "the Hilbert RMS", rms);
+      r["validation/hilbert_step/tokens"] = c.panel_positions();
+    }
+  }
+  if (due.log && updates > 0) {
+    r["performance/seconds_per_update"] = seconds / static_cast<double>(updates);
+    r["performance/tokens_per_second"] = static_cast<double>(updates * c.tokens_per_update()) / seconds;
+    r["memory/peak_allocated_gib"] = static_cast<double>(run.planned_bytes) / (1024.0 * 1024.0 * 1024.0);
+  }
+  return r;
+}
+
+void report(const ordered_json& record, const Due& due, const ProgressState& progress) {
+  std::string text = describe(progress);
+  const auto add = [&](const char* key, const char* label, const char* format) {
+    if (record.contains(key)) text += fmt::format("  {} {}", label, fmt::format(fmt::runtime(format), record[key].get<double>()));
+  };
+  add("diagnostics/lm_head_step/diameter_exact", "D", "{:.3e}");
+  add("validation/loss", "validation", "{:.4f}");
+  add("validation/hilbert_step/rms", "Hilbert", "{:.3e}");
+  if (due.log || due.evaluation) log_line(text);
+}
+
+void save(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
+  metrics.sync();
+  write_checkpoint(directory.path(), *run.be, run.config, run.t, run.state, run.dataset);
+  remove_old_checkpoints(directory.path(), run.config.checkpoint.keep, run.config.checkpoint.keep_updates);
+}
+
+void write_summary(const Run& run, const RunDirectory& directory) {
+  ordered_json summary = {{"name", run.config.name},
+                          {"finished", run.state.update == run.config.updates()},
+                          {"updates", run.state.update},
+                          {"tokens", run.state.update * run.config.tokens_per_update()},
+                          {"parameters", parameter_count(run.config.model)},
+                          {"final", latest_metrics(directory.path() / "metrics.jsonl")}};
+  directory.write("summary.json", summary);
+}
+
+// Updates until the last one or a signal; returns the signal, or 0.
+int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
+  const Config& c = run.config;
+  const std::int64_t total = c.updates(), warmup = c.warmup(), last = c.last_update();
+  if (c.evaluation.at_start && run.state.update == 0) {
+    ordered_json r = {{"progress/update", 0}, {"progress/tokens", 0}};
+    r["validation/loss"] = run_validation(run, nullptr);
+    r["validation/tokens"] = c.evaluation.tokens;
+    metrics.append(r);
+    log_line(fmt::format("update 0: validation loss {:.4f}", r["validation/loss"].get<double>()));
+  }
+
+  const auto begun = Clock::now();
+  const std::int64_t first = run.state.update;
+  auto timed_from = Clock::now();  // updates alone: measurements and checkpoints are left out
+  double seconds = 0;
+  std::int64_t timed_updates = 0;
+  ProgressState progress{first, last, 0, 0, 0};
+  while (run.state.update < last) {
+    const std::int64_t update = run.state.update + 1;
+    const double scale = lr_scale(update - 1, total, warmup, c.schedule.min_lr_ratio);
+    const Group group = run.order->group(update - 1);
+    try {
+      run.train->tokens_of(group.shard);  // scans a shard that is new
+    } catch (const Error&) {              // a bad one ends the run, but nothing that was learnt is lost
+      if (run.recent > 0) look_at_recent(run);
+      if (run.state.update > first) save(run, directory, metrics);
+      throw;
+    }
+    step(*run.be, *run.comm, c, run.t, *run.train, group, update, scale);
+    run.be->copy(run.t.recent_loss.rows(run.recent, run.recent + 1), run.t.loss);
+    run.be->copy(run.t.recent_norm.rows(run.recent, run.recent + 1), run.t.control.norm);
+    run.state.update = update;
+    run.recent += 1;
+    timed_updates += 1;
+
+    const Due due = due_at(c, update);
+    const int signal = stop_signal();
+    if (!due.record() && !due.checkpoint && signal == 0 && run.recent < run.t.recent_loss.dim(0)) continue;
+    look_at_recent(run);
+    seconds += seconds_since(timed_from);
+    progress.update = update;
+    progress.loss = run.state.loss_count ? run.state.loss_sum / static_cast<double>(run.state.loss_count) : progress.loss;
+    if (due.record()) {
+      const ordered_json record = make_record(run, due, scale, seconds, timed_updates);
+      metrics.append(record);
+      if (due.log) {
+        progress.tokens_per_second = static_cast<double>(timed_updates * c.tokens_per_update()) / seconds;
+        seconds = 0;
+        timed_updates = 0;
+      }
+      progress.seconds_left =
+          seconds_since(begun) / static_cast<double>(update - first) * static_cast<double>(last - update);
+      report(record, due, progress);
+    }
+    if (due.checkpoint || signal != 0) save(run, directory, metrics);
+    if (signal != 0 && !due.last) return signal;
+    show_progress(progress);
+    timed_from = Clock::now();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int train_command(const TrainOptions& options) {
+  Run run;
+  run.comm = make_single_process();
+  run.config = load_config(options.config, options.overrides, run.comm->size());
+  const Config& c = run.config;
+  check_device_and_precision(c.device, c.precision);
+  if (options.dry_run) {
+    print_plan(c);
+    return static_cast<int>(Exit::ok);
+  }
+
+  const bool exists = fs::exists(fs::symlink_status(c.output));
+  if (exists && !options.resume)
+    fail(Exit::data, "[output] {}: exists already; continue it with --resume, or name another output", c.output);
+  std::optional<RunDirectory> directory;
+  std::optional<Checkpoint> checkpoint;
+  if (exists) {
+    directory.emplace(RunDirectory::open(c.output));
+    checkpoint = find_checkpoint(c);
+  }
+  const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
+
+  run.be = open_backend(c.device, c.precision);
+  log_line(version_line());
+  log_line(fmt::format("device: {}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : ""));
+  open_data(run, std::min(done, c.last_update() - 1));
+  if (checkpoint)
+    if (const std::string d = difference(checkpoint->state.at("dataset"), run.dataset); !d.empty())
+      fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
+  if (checkpoint && done >= c.last_update()) {
+    run.state.update = done;
+    write_summary(run, *directory);
+    log_line(fmt::format("finished already: {} updates in {}", done, c.output));
+    return static_cast<int>(Exit::ok);
+  }
+
+  plan_memory(run);
+  if (checkpoint) {
+    run.state = load_checkpoint(checkpoint->path, checkpoint->state, *run.be, c, run.t);
+    log_line(fmt::format("resumed from {}", checkpoint->path.string()));
+  } else {
+    if (c.init_from)
+      load_weights(*run.be, run.t.master, c.model, *c.init_from);
+    else
+      initialize(*run.be, run.t.master, c.model, c.seed);
+    copy(*run.be, run.t.weights, run.t.master);
+  }
+
+  if (!directory) directory.emplace(RunDirectory::create(c.output));
+  directory->write("config.json", to_json(c));
+  log_to_file(directory->path() / "train.log");
+  MetricsFile metrics(directory->path() / "metrics.jsonl", checkpoint ? done : -1);
+  Provenance provenance(*directory, c, *run.be, run.comm->size(), run.dataset, done + 1);
+  log_line(fmt::format("{}: {} parameters, updates {} to {} of {} tokens each, {} training and {} validation shards",
+                       c.name, parameter_count(c.model), done + 1, c.last_update(), c.tokens_per_update(),
+                       run.train->shards().size(), run.validation->shards().size()));
+
+  catch_stop_signals();
+  int signal = 0;
+  try {
+    signal = train_loop(run, *directory, metrics);
+  } catch (const std::exception& e) {
+    provenance.finish(run.state.update, e.what());
+    throw;
+  }
+  if (signal != 0) {
+    provenance.finish(run.state.update, fmt::format("stopped by SIG{}", sigabbrev_np(signal)));
+    log_line(fmt::format("SIG{}: stopped after update {}; continue with --resume", sigabbrev_np(signal), run.state.update));
+    return 128 + signal;
+  }
+  write_summary(run, *directory);
+  provenance.finish(run.state.update, "finished");
+  log_line(fmt::format("finished: {}", (directory->path() / "summary.json").string()));
+  return static_cast<int>(Exit::ok);
+}
+
+}  // namespace rownorm

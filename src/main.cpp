@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "cmd/commands.h"
+#include "train/log.h"
+#include "train/run_directory.h"
+
+namespace {
+
+using namespace rownorm;
+
+int run(int argc, char** argv) {
+  CLI::App app{"Trains GPTs to study the update geometry of the language-model head."};
+  app.set_version_flag("--version", version_line());
+  app.require_subcommand(1);
+  int exit_code = 0;
+
+  TrainOptions train;
+  CLI::App* sub = app.add_subcommand("train", "train a model from a config");
+  sub->add_option("config", train.config, "JSON file")->required();
+  sub->add_option("--set", train.overrides, "path=value: override a key of the config, e.g. optimizer.head.lr=2e-3")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
+  sub->add_flag("--resume", train.resume, "continue from the newest whole checkpoint of the output, if there is one");
+  sub->add_flag("--dry-run", train.dry_run, "check the config and print the plan; opens no data and no device");
+  sub->callback([&] { exit_code = train_command(train); });
+
+  EvalOptions eval;
+  sub = app.add_subcommand("eval", "loss and perplexity of a checkpoint on shards");
+  sub->add_option("checkpoint", eval.checkpoint, "a checkpoint's or a run's directory")->required();
+  sub->add_option("--data", eval.data, "shards (pattern); default: the run's validation data");
+  sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)")
+      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(CLI::PositiveNumber);
+  sub->add_option("--device", eval.device, "auto, cpu, cuda, reference");
+  sub->add_option("--precision", eval.precision, "auto, bf16, tf32, fp32, fp64");
+  sub->callback([&] { exit_code = eval_command(eval); });
+
+  InspectOptions inspect;
+  sub = app.add_subcommand("inspect", "what a shard, safetensors file, checkpoint or run holds, as JSON");
+  sub->add_option("path", inspect.path, "file, glob of shards, or directory")->required();
+  sub->add_option("--diameter", inspect.diameter, "exact row diameter of this tensor")->type_name("NAME");
+  sub->callback([&] { exit_code = inspect_command(inspect); });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    fail(Exit::usage, "[usage] {} (rownorm --help)", e.what());
+  }
+  return exit_code;
+}
+
+// One line whatever the message holds: paths and values may contain anything.
+std::string on_one_line(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
+  std::signal(SIGPIPE, SIG_IGN);
+  start_log();
+  try {
+    return run(argc, argv);
+  } catch (const Error& e) {
+    log_error(on_one_line(e.what()));
+    return static_cast<int>(e.code());
+  } catch (const std::bad_alloc&) {
+    log_error("[memory] the host is out of memory");
+    return static_cast<int>(Exit::device);
+  } catch (const std::exception& e) {
+    log_error(on_one_line(fmt::format("[internal] {} (please report this)", e.what())));
+    return 1;
+  }
+}

@@ -1,0 +1,178 @@
+// Construction, memory and transport of the CPU backend.
+#include "ops/cpu/cpu_backend.h"
+
+#include <cblas.h>
+#include <fmt/format.h>
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+
+#include "base/error.h"
+#include "ops/open.h"
+
+namespace rownorm {
+
+std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<cpu::CpuBackend>(); }
+
+namespace cpu {
+namespace {
+
+// What can be had without swapping, in bytes (proc(5), /proc/meminfo); -1 when the system does not say.
+std::int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key, unit;
+  std::int64_t kibibytes = 0;
+  while (file >> key >> kibibytes) {
+    if (key == "MemAvailable:") return kibibytes * 1024;
+    std::getline(file, unit);
+  }
+  return -1;
+}
+
+// bf16 is the upper half of a float, rounded to nearest even; a NaN stays one.
+std::uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+float from_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
+
+// Calls use(pointer to elements) with the type that holds a float dtype; bf16 is told apart by being an integer.
+template <class Use>
+void with_elements(Tensor t, Use use) {
+  if (t.dtype == DType::f64)
+    use(static_cast<double*>(t.data));
+  else if (t.dtype == DType::f32)
+    use(static_cast<float*>(t.data));
+  else
+    use(static_cast<std::uint16_t*>(t.data));
+}
+
+void convert(double& to, double from) { to = from; }
+void convert(double& to, float from) { to = from; }
+void convert(double& to, std::uint16_t from) { to = from_bf16(from); }
+void convert(float& to, double from) { to = static_cast<float>(from); }
+void convert(float& to, float from) { to = from; }
+void convert(float& to, std::uint16_t from) { to = from_bf16(from); }
+void convert(std::uint16_t& to, double from) { to = to_bf16(static_cast<float>(from)); }
+void convert(std::uint16_t& to, float from) { to = to_bf16(from); }
+void convert(std::uint16_t& to, std::uint16_t from) { to = from; }
+
+}  // namespace
+
+CpuBackend::CpuBackend() : threads_(omp_get_max_threads()) {
+  // Only the OpenMP build of OpenBLAS sees by itself that it is called from a parallel region.
+  if (openblas_get_parallel() == OPENBLAS_THREAD) openblas_set_num_threads(1);
+}
+
+std::string CpuBackend::description() const {
+  return fmt::format("cpu: {} thread{}, {}", threads_, threads_ == 1 ? "" : "s", openblas_get_config());
+}
+
+Memory CpuBackend::allocate(std::int64_t bytes) {
+  const std::int64_t available = available_memory();
+  if (bytes < 0 || (available >= 0 && bytes > available))
+    fail(Exit::device, "[memory] cpu: needs {}, {} available", human_bytes(bytes), human_bytes(available));
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail(Exit::device, "[memory] cpu: needs {}: {}", human_bytes(bytes), std::strerror(errno));
+  madvise(memory, size, MADV_HUGEPAGE);
+  // Touched now, each part by the thread that works on it most, so that the memory is there and later requests see it
+  // gone from what is available.
+  constexpr std::size_t page = 4096;
+#pragma omp parallel for schedule(static) num_threads(threads_)
+  for (std::size_t at = 0; at < size; at += page) static_cast<volatile char*>(memory)[at] = 0;
+  return Memory(memory, [size](void* p) { munmap(p, size); });
+}
+
+std::int64_t CpuBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
+  Arena attention, loss, range, newton_schulz, diameter;
+  AttentionScratch(attention, threads_, sizes.context);
+  LogitsScratch(loss, sizes.tokens, sizes.vocab);
+  LogitsScratch(range, sizes.panel, sizes.vocab);
+  NewtonSchulzScratch(newton_schulz, threads_, sizes.matrices, sizes.matrix_short, sizes.matrix_long);
+  if (sizes.diameter) DiameterScratch(diameter, threads_, sizes.vocab, sizes.width);
+  return std::max({attention.bytes(), loss.bytes(), range.bytes(), newton_schulz.bytes(), diameter.bytes()});
+}
+
+void CpuBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {
+  if (workspace.dtype != DType::u8 || workspace.bytes() < workspace_bytes(sizes))
+    throw std::logic_error(
+        fmt::format("[workspace] {}, expected at least {} u8", workspace.str(), workspace_bytes(sizes)));
+  workspace_ = workspace;
+}
+
+void CpuBackend::do_upload(Tensor to, const void* host) {
+  if (to.bytes() > 0) std::memcpy(to.data, host, static_cast<std::size_t>(to.bytes()));
+}
+
+void CpuBackend::do_download(void* host, Tensor from) {
+  if (from.bytes() > 0) std::memcpy(host, from.data, static_cast<std::size_t>(from.bytes()));
+}
+
+void CpuBackend::do_copy(Tensor to, Tensor from) {
+  if (to.dtype == from.dtype) return do_upload(to, from.data);
+  with_elements(to, [&](auto* out) {
+    with_elements(from, [&](const auto* in) {
+      const Index size = to.size();
+#pragma omp parallel for schedule(static) num_threads(threads_)
+      for (Index i = 0; i < size; ++i) convert(out[i], in[i]);
+    });
+  });
+}
+
+void CpuBackend::do_fill(Tensor t, double value) {
+  if (t.dtype == DType::i32) {
+    std::fill_n(t.as<std::int32_t>(), t.size(), static_cast<std::int32_t>(value));
+    return;
+  }
+  with_elements(t, [&](auto* out) {
+    const Index size = t.size();
+#pragma omp parallel for schedule(static) num_threads(threads_)
+    for (Index i = 0; i < size; ++i) convert(out[i], value);
+  });
+}
+
+// ---- matrix products ----
+
+void gemm(Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c, Index c_stride) {
+  const auto transpose = [](const Operand& x) { return x.transposed ? CblasTrans : CblasNoTrans; };
+  cblas_sgemm(CblasRowMajor, transpose(a), transpose(b), static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
+              alpha, a.data, static_cast<int>(a.stride), b.data, static_cast<int>(b.stride), beta, c,
+              static_cast<int>(c_stride));
+}
+
+void parallel_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
+                   Index c_stride) {
+  if (threads == 1) return gemm(m, n, k, alpha, a, b, beta, c, c_stride);
+  // The grid of row_parts x column_parts tiles with the shortest sides: each thread packs its rows of a, columns of b.
+  Index row_parts = 1;
+  const auto sides = [&](Index parts) { return (m + parts - 1) / parts + (n * parts + threads - 1) / threads; };
+  for (Index parts = 2; parts <= threads; ++parts)
+    if (threads % parts == 0 && sides(parts) < sides(row_parts)) row_parts = parts;
+  const Index column_parts = threads / row_parts;
+
+  constexpr Index unit = 16;  // tiles begin where OpenBLAS's register blocks do
+  const auto bound = [](Index size, Index part, Index parts) {
+    return std::min(size, (size + unit - 1) / unit * part / parts * unit);
+  };
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (Index tile = 0; tile < threads; ++tile) {
+    const Index row_part = tile / column_parts, column_part = tile % column_parts;
+    const Index row = bound(m, row_part, row_parts), rows = bound(m, row_part + 1, row_parts) - row;
+    const Index column = bound(n, column_part, column_parts);
+    const Index columns = bound(n, column_part + 1, column_parts) - column;
+    if (rows == 0 || columns == 0) continue;
+    const Operand a_tile{a.data + row * (a.transposed ? 1 : a.stride), a.stride, a.transposed};
+    const Operand b_tile{b.data + column * (b.transposed ? b.stride : 1), b.stride, b.transposed};
+    gemm(rows, columns, k, alpha, a_tile, b_tile, beta, c + row * c_stride + column, c_stride);
+  }
+}
+
+}  // namespace cpu
+}  // namespace rownorm

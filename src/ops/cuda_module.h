@@ -1,0 +1,17 @@
+// The CUDA backend is a module of its own, so that one executable runs with and without a GPU.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "ops/backend.h"
+
+namespace rownorm {
+
+// The backend that the module's factory makes,
+//   extern "C" rownorm::Backend* rownorm_cuda_backend(const char* precision, char* message, std::size_t size);
+// Error (exit 5) that says why there is none: no module, one that cannot be loaded, or what the factory wrote to
+// `message` when it returned null (no device, most of all). The module stays loaded.
+std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision);
+
+}  // namespace rownorm

@@ -1,0 +1,87 @@
+#include "ops/open.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <filesystem>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/cuda_module.h"
+
+namespace rownorm {
+namespace {
+
+struct Device {
+  std::string name;
+  std::vector<std::string> precisions;  // the first is what auto means
+};
+
+const std::vector<Device>& devices() {
+  static const std::vector<Device> all{{"cuda", {"bf16", "tf32", "fp32"}}, {"cpu", {"fp32"}}, {"reference", {"fp64"}}};
+  return all;
+}
+
+bool has(const std::string& device, const std::string& precision) {
+  const auto found =
+      std::find_if(devices().begin(), devices().end(), [&](const Device& d) { return d.name == device; });
+  return precision == "auto" ||
+         std::find(found->precisions.begin(), found->precisions.end(), precision) != found->precisions.end();
+}
+
+// The module is found beside the executable.
+std::unique_ptr<Backend> open_cuda(const std::string& precision) {
+  std::error_code error;
+  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  return open_cuda_module(executable.parent_path() / "librownorm_cuda.so", precision == "auto" ? "bf16" : precision);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision) {
+  if (!std::filesystem::exists(module)) fail(Exit::device, "[cuda] {}: the module is not there", module.string());
+  void* library = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) fail(Exit::device, "[cuda] the module cannot be loaded: {}", dlerror());
+  using Factory = Backend* (*)(const char* precision, char* message, std::size_t size);
+  const auto factory = reinterpret_cast<Factory>(dlsym(library, "rownorm_cuda_backend"));
+  if (!factory) fail(Exit::device, "[cuda] {}: not a module of this program: {}", module.string(), dlerror());
+  std::array<char, 1024> message{};
+  Backend* backend = factory(precision.c_str(), message.data(), message.size());
+  if (!backend) fail(Exit::device, "[cuda] {}", message.data());
+  return std::unique_ptr<Backend>(backend);
+}
+
+void check_device_and_precision(const std::string& device, const std::string& precision) {
+  if (device != "auto" && device != "cpu" && device != "cuda" && device != "reference")
+    fail(Exit::usage, "[device] \"{}\": unknown; one of auto, cpu, cuda, reference", device);
+  const std::array known{"auto", "bf16", "tf32", "fp32", "fp64"};
+  if (std::find(known.begin(), known.end(), precision) == known.end())
+    fail(Exit::usage, "[precision] \"{}\": unknown; one of auto, bf16, tf32, fp32, fp64", precision);
+  if (device == "auto") {  // CUDA or the CPU
+    if (!has("cuda", precision) && !has("cpu", precision))
+      fail(Exit::usage, "[precision] {}: only device reference has it; with device auto: auto, bf16, tf32, fp32",
+           precision);
+  } else if (!has(device, precision)) {
+    const char* allowed = device == "cuda" ? "auto, bf16, tf32, fp32" : device == "cpu" ? "auto, fp32" : "auto, fp64";
+    fail(Exit::usage, "[precision] {}: not on device {}, which has {}", precision, device, allowed);
+  }
+}
+
+std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision) {
+  check_device_and_precision(device, precision);
+  if (device == "reference") return make_reference_backend();
+  if (device == "cpu") return make_cpu_backend();
+  if (device == "cuda") return open_cuda(precision);
+  try {
+    return open_cuda(precision);
+  } catch (const Error& error) {
+    if (!has("cpu", precision))
+      fail(Exit::usage, "[precision] {}: not on device cpu, which has fp32; CUDA does not work here: {}", precision,
+           error.what());
+    return make_cpu_backend();
+  }
+}
+
+}  // namespace rownorm

@@ -1,0 +1,240 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/safetensors.h"
+
+namespace rownorm {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr std::int64_t host_chunk = 1 << 20;  // elements staged on the host at a time
+constexpr int state_format = 1;
+const char* const model_file = "model.safetensors";
+const char* const optimizer_file = "optimizer.safetensors";
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+std::vector<NamedTensor> model_tensors(const Training& t) {
+  std::vector<NamedTensor> tensors;
+  for (std::size_t i = 0; i < t.optimizer.table.size(); ++i)
+    tensors.push_back({t.optimizer.table[i].name, t.master.matrices[i]});
+  return tensors;
+}
+
+std::vector<NamedTensor> optimizer_tensors(const Training& t, const Config& config) {
+  std::vector<NamedTensor> tensors;
+  for (const NamedState& s : named_state(t.optimizer, config.optimizer)) tensors.push_back({s.name, s.tensor});
+  return tensors;
+}
+
+template <class T>
+bool all_finite(const T* values, std::int64_t n) {
+  return std::all_of(values, values + n, [](T v) { return std::isfinite(v); });
+}
+
+void write_tensors(const fs::path& path, Backend& be, const std::vector<NamedTensor>& tensors, std::int64_t update) {
+  std::vector<SafetensorsWriter::Declaration> declarations;
+  for (const auto& [name, t] : tensors) declarations.push_back({name, t.dtype, {t.dim(0), t.dim(1)}});
+  SafetensorsWriter writer(path, declarations);
+  std::vector<double> buffer(host_chunk);  // room for either dtype
+  for (const auto& [name, t] : tensors) {
+    const Tensor flat = t.reshape({t.size()});
+    for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
+      const Tensor part = flat.rows(first, std::min(first + host_chunk, flat.size()));
+      be.download(buffer.data(), part);
+      const bool finite = part.dtype == DType::f64
+                              ? all_finite(buffer.data(), part.size())
+                              : all_finite(reinterpret_cast<const float*>(buffer.data()), part.size());
+      if (!finite) fail(Exit::numbers, "[checkpoint] update {}: {} is not finite; no checkpoint written", update, name);
+      writer.write(buffer.data(), static_cast<std::size_t>(part.bytes()));
+    }
+  }
+  writer.close();
+}
+
+void read_tensors(const fs::path& path, Backend& be, const std::vector<NamedTensor>& tensors) {
+  const SafetensorsFile file(path);
+  if (file.entries().size() != tensors.size())
+    fail(Exit::data, "[checkpoint] {}: holds {} tensors, expected {}", path.string(), file.entries().size(),
+         tensors.size());
+  std::vector<double> buffer(host_chunk);
+  for (const auto& [name, t] : tensors) {
+    if (file.at(name).shape != std::vector<std::int64_t>{t.dim(0), t.dim(1)})
+      fail(Exit::data, "[checkpoint] {}: {} has another shape, expected {}", path.string(), name, t.shape.str());
+    const Tensor flat = t.reshape({t.size()});
+    for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
+      const Tensor part = flat.rows(first, std::min(first + host_chunk, flat.size()));
+      const Tensor host{buffer.data(), part.dtype, part.shape};
+      if (!file.read(name, host, first))
+        fail(Exit::data, "[checkpoint] {}: {} holds a value that is not finite", path.string(), name);
+      be.upload(part, host.data);
+    }
+  }
+}
+
+ordered_json describe_file(const fs::path& path) {
+  const MappedFile file("checkpoint", path);
+  return {{"bytes", file.bytes().size()}, {"xxh128", digest(file.bytes())}};
+}
+
+// Where a checkpoint is while it is being written or removed.
+fs::path unfinished_path(const fs::path& checkpoint) {
+  return checkpoint.parent_path() / fmt::format(".{}.unfinished", checkpoint.filename().string());
+}
+
+std::string digest_of(const ordered_json& document) {
+  const std::string text = document.dump();
+  return digest(std::as_bytes(std::span(text)));
+}
+
+// "update-00001000" -> 1000, anything else -> -1.
+std::int64_t update_of(const std::string& name) {
+  constexpr std::string_view prefix = "update-";
+  std::int64_t update = -1;
+  if (!name.starts_with(prefix)) return -1;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, update);
+  return error == std::errc() && stop == end && update >= 0 ? update : -1;
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& run, std::int64_t update) {
+  return run / "checkpoints" / fmt::format("update-{:08}", update);
+}
+
+void write_checkpoint(const fs::path& run, Backend& be, const Config& config, const Training& t, const RunState& state,
+                      const ordered_json& dataset) {
+  const fs::path final_path = checkpoint_path(run, state.update);
+  const fs::path unfinished = unfinished_path(final_path);
+  std::error_code error;
+  fs::remove_all(unfinished, error);
+  fs::create_directories(unfinished, error);
+  if (error) fail(Exit::data, "[checkpoint] {}: {}", unfinished.string(), error.message());
+  try {
+    write_tensors(unfinished / model_file, be, model_tensors(t), state.update);
+    write_tensors(unfinished / optimizer_file, be, optimizer_tensors(t, config), state.update);
+    ordered_json document = {
+        {"format", state_format},
+        {"update", state.update},
+        {"tokens", state.update * config.tokens_per_update()},
+        {"running",
+         {{"loss_sum", state.loss_sum}, {"loss_count", state.loss_count}, {"clipped_count", state.clipped_count}}},
+        {"files",
+         {{model_file, describe_file(unfinished / model_file)},
+          {optimizer_file, describe_file(unfinished / optimizer_file)}}},
+        {"dataset", dataset},
+        {"config", to_json(config)}};
+    document["xxh128"] = digest_of(document);
+    write_text_atomically(unfinished / "state.json", document.dump(1) + "\n");
+    sync_directory(unfinished);
+    fs::remove_all(final_path, error);  // a corrupt one that resuming skipped
+    rename_path(unfinished, final_path);
+    sync_directory(final_path.parent_path());
+  } catch (...) {
+    fs::remove_all(unfinished, error);
+    throw;
+  }
+}
+
+std::vector<std::int64_t> list_checkpoints(const fs::path& run) {
+  std::vector<std::int64_t> updates;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error))
+    if (const std::int64_t update = update_of(entry.path().filename().string()); update >= 0) updates.push_back(update);
+  std::sort(updates.begin(), updates.end());
+  return updates;
+}
+
+void remove_old_checkpoints(const fs::path& run, std::int64_t keep, const std::vector<std::int64_t>& keep_updates) {
+  std::vector<std::int64_t> updates = list_checkpoints(run);
+  std::erase_if(updates, [&](std::int64_t u) {
+    return std::find(keep_updates.begin(), keep_updates.end(), u) != keep_updates.end();
+  });
+  std::error_code error;  // what cannot be removed does no harm
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < updates.size(); ++i) {
+    // Renamed first, so that a directory under a checkpoint's name is never a part of one.
+    const fs::path path = checkpoint_path(run, updates[i]);
+    const fs::path dying = unfinished_path(path);
+    fs::rename(path, dying, error);
+    if (!error) fs::remove_all(dying, error);
+  }
+  std::vector<fs::path> unfinished;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error))
+    if (entry.path().extension() == ".unfinished") unfinished.push_back(entry.path());
+  for (const fs::path& path : unfinished) fs::remove_all(path, error);
+}
+
+ordered_json read_checkpoint_state(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / "state.json";
+  ordered_json state = ordered_json::parse(read_text("checkpoint", path), nullptr, false);
+  try {
+    const std::string said_digest = state.at("xxh128").get<std::string>();
+    state.erase("xxh128");
+    if (said_digest != digest_of(state)) fail(Exit::data, "[checkpoint] {}: changed since written", path.string());
+    if (state.at("format").get<int>() != state_format)
+      fail(Exit::data, "[checkpoint] {}: format {}, this program reads {}", path.string(),
+           state.at("format").get<int>(), state_format);
+    for (const char* name : {model_file, optimizer_file}) {
+      const ordered_json &said = state.at("files").at(name), held = describe_file(checkpoint / name);
+      if (said != held)
+        fail(Exit::data, "[checkpoint] {}: {}, written as {} (corrupt?)", (checkpoint / name).string(), held.dump(),
+             said.dump());
+    }
+    state.at("config").at("model");
+    state.at("dataset");
+    state.at("update").get<std::int64_t>();
+  } catch (const nlohmann::json::exception& e) {
+    fail(Exit::data, "[checkpoint] {}: not a checkpoint's state: {}", path.string(), e.what());
+  }
+  return state;
+}
+
+fs::path newest_checkpoint(const fs::path& path) {
+  if (fs::exists(path / "state.json")) return path;
+  const auto updates = list_checkpoints(path);
+  std::string corrupt;
+  for (auto update = updates.rbegin(); update != updates.rend(); ++update) {
+    try {
+      read_checkpoint_state(checkpoint_path(path, *update));
+      return checkpoint_path(path, *update);
+    } catch (const Error& e) {
+      corrupt = e.what();
+    }
+  }
+  if (!corrupt.empty()) fail(Exit::data, "{}", corrupt);
+  fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with one", path.string());
+}
+
+RunState load_checkpoint(const fs::path& checkpoint, const ordered_json& state, Backend& be, const Config& config,
+                         const Training& t) {
+  RunState run;
+  try {
+    run.update = state.at("update").get<std::int64_t>();
+    const ordered_json& running = state.at("running");
+    run.loss_sum = running.at("loss_sum").get<double>();
+    run.loss_count = running.at("loss_count").get<std::int64_t>();
+    run.clipped_count = running.at("clipped_count").get<std::int64_t>();
+  } catch (const nlohmann::json::exception& e) {
+    fail(Exit::data, "[checkpoint] {}: {}", (checkpoint / "state.json").string(), e.what());
+  }
+  read_tensors(checkpoint / model_file, be, model_tensors(t));
+  read_tensors(checkpoint / optimizer_file, be, optimizer_tensors(t, config));
+  copy(be, t.weights, t.master);
+  return run;
+}
+
+}  // namespace rownorm

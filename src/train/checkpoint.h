@@ -1,0 +1,49 @@
+// Checkpoints: checkpoints/update-00001000/{model.safetensors, optimizer.safetensors, state.json}, written beside, synced
+// and renamed when whole.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "ops/backend.h"
+#include "train/config.h"
+#include "train/training.h"
+
+namespace rownorm {
+
+// What a run carries from one update to the next besides tensors.
+struct RunState {
+  std::int64_t update = 0;  // completed updates
+  // Since the last record that held train/loss:
+  double loss_sum = 0;
+  std::int64_t loss_count = 0, clipped_count = 0;
+};
+
+std::filesystem::path checkpoint_path(const std::filesystem::path& run, std::int64_t update);
+
+// Writes the checkpoint of state.update; `dataset` is what load_checkpoint's caller compares. Error: exit 3 when it
+// cannot be written, exit 4 when a weight or a state is not finite; either leaves nothing under the final name.
+void write_checkpoint(const std::filesystem::path& run, Backend& be, const Config& config, const Training& t,
+                      const RunState& state, const nlohmann::ordered_json& dataset);
+
+// Removes the oldest checkpoints beyond `keep`, sparing the updates of `keep_updates`, and unfinished ones.
+void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t keep,
+                            const std::vector<std::int64_t>& keep_updates);
+
+// Updates that have a checkpoint directory, ascending; whole or not.
+std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& run);
+
+// `path` itself if it is a checkpoint's directory, else the newest whole checkpoint of the run in it. Error (exit 3).
+std::filesystem::path newest_checkpoint(const std::filesystem::path& path);
+
+// state.json of a checkpoint directory whose files have the sizes and digests it names. Error (exit 3) otherwise.
+nlohmann::ordered_json read_checkpoint_state(const std::filesystem::path& checkpoint);
+
+// Weights, optimizer state and run state from a whole checkpoint of this model. Error (exit 3) on anything unexpected.
+RunState load_checkpoint(const std::filesystem::path& checkpoint, const nlohmann::ordered_json& state, Backend& be,
+                         const Config& config, const Training& t);
+
+}  // namespace rownorm

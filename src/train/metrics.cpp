@@ -1,0 +1,74 @@
+#include "train/metrics.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace rownorm {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Calls each(record, offset behind it) for every whole line.
+void read_records(const std::string& text, const std::filesystem::path& path,
+                  const std::function<void(const ordered_json&, std::size_t)>& each) {
+  std::size_t begin = 0;
+  for (std::size_t end = text.find('\n'); end != std::string::npos; begin = end + 1, end = text.find('\n', begin)) {
+    const auto record = ordered_json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                                            text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    if (!record.is_object() || !record.contains("progress/update") || !record["progress/update"].is_number_integer())
+      fail(Exit::data, "[metrics] {}: byte {}: not a record with progress/update", path.string(), begin);
+    each(record, end + 1);
+  }
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t update) : path_(path) {
+  std::size_t keep = 0;
+  if (std::filesystem::exists(path))
+    read_records(read_text("metrics", path), path, [&](const ordered_json& record, std::size_t end) {
+      if (record["progress/update"].get<std::int64_t>() <= update) keep = end;
+    });
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0644);
+  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(keep)) != 0) {
+    const int error = errno;
+    if (fd_ >= 0) ::close(fd_);
+    fail(Exit::data, "[metrics] {}: {}", path.string(), std::strerror(error));
+  }
+}
+
+MetricsFile::~MetricsFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void MetricsFile::append(const ordered_json& record) {
+  const std::string line = record.dump() + "\n";
+  const off_t before = lseek(fd_, 0, SEEK_END);
+  const ssize_t written = ::write(fd_, line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) return;
+  const int error = written < 0 ? errno : ENOSPC;
+  const bool taken_back = before >= 0 && ftruncate(fd_, before) == 0;  // else resuming cuts the unfinished line off
+  fail(Exit::data, "[metrics] {}: {}{}", path_.string(), std::strerror(error),
+       taken_back ? "" : " (the last line is unfinished)");
+}
+
+void MetricsFile::sync() {
+  if (fsync(fd_) != 0) fail(Exit::data, "[metrics] {}: {}", path_.string(), std::strerror(errno));
+}
+
+ordered_json latest_metrics(const std::filesystem::path& path) {
+  ordered_json latest = ordered_json::object();
+  read_records(read_text("metrics", path), path,
+               [&](const ordered_json& record, std::size_t) { latest.update(record); });
+  return latest;
+}
+
+}  // namespace rownorm

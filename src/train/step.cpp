@@ -1,0 +1,89 @@
+#include "train/step.h"
+
+#include <vector>
+
+namespace rownorm {
+namespace {
+
+// Calls each(tensor, owner) for every contiguous block of layer `layer`'s parameters with one owner; layer -1 and a
+// role for embedding and head.
+template <class Each>
+void for_each_block(const Training& t, const Parameters& parameters, Role role, std::int64_t layer, Each each) {
+  for (const Piece& piece : t.optimizer.pieces) {
+    const ParameterInfo& p = t.optimizer.table[piece.parameter];
+    if (p.role != role || p.layer != layer) continue;
+    if (role == Role::hidden) {  // a layer has one owner
+      each(parameters.layers[static_cast<std::size_t>(layer)].all, piece.owner);
+      return;
+    }
+    if (piece.begin < piece.end) each(parameters.matrices[piece.parameter].rows(piece.begin, piece.end), piece.owner);
+  }
+}
+
+void share_rows(Comm& comm, const Training& t, Role role, Tensor matrix) {
+  std::vector<Comm::Ticket> tickets;
+  for (const Piece& piece : t.optimizer.pieces)
+    if (t.optimizer.table[piece.parameter].role == role && piece.begin < piece.end)
+      tickets.push_back(comm.start_broadcast(matrix.rows(piece.begin, piece.end), piece.owner));
+  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+}
+
+}  // namespace
+
+void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards,
+                       const Group& group) {
+  const std::int64_t b = config.batch.micro_batch, ranks = comm.size();
+  const std::int64_t micro_steps = config.batch.sequences / (b * ranks);
+  const double scale = 1 / static_cast<double>(config.tokens_per_update());
+  Activations& a = t.activations;
+  Batch batch;
+  std::vector<Comm::Ticket> tickets;
+
+  be.fill(t.loss, 0);
+  zero(be, t.gradients);
+  for (std::int64_t m = 0; m < micro_steps; ++m) {
+    read_training_batch(batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
+    be.upload(a.tokens, batch.inputs.data());
+    be.upload(a.targets, batch.targets.data());
+    const bool last = m + 1 == micro_steps;  // then a block is complete as soon as backward has passed it
+    const auto reduce = [&](Role role, std::int64_t layer) {
+      if (last)
+        for_each_block(t, t.gradients, role, layer,
+                       [&](Tensor block, int owner) { tickets.push_back(comm.start_reduce(block, owner)); });
+    };
+    forward(be, config.model, t.weights, a);
+    be.head_loss(t.loss, a.dhidden, t.gradients.head, a.hidden, t.weights.head, a.targets, scale);
+    reduce(Role::head, -1);
+    backward(be, config.model, t.weights, t.gradients, a,
+             [&](std::int64_t layer) { reduce(layer < 0 ? Role::embedding : Role::hidden, layer); });
+  }
+  comm.all_reduce(t.loss, Reduction::sum);
+  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+}
+
+void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
+          std::int64_t update_number, double lr_scale) {
+  compute_gradients(be, comm, config, t, shards, group);
+
+  // One global L2 norm over every parameter: each owner's squares in table order, then the sum over ranks (PAPER 4).
+  be.fill(t.squares, 0);
+  for (const Piece& piece : t.optimizer.pieces)
+    if (piece.owner == comm.rank() && piece.begin < piece.end)
+      be.squared_norm(t.squares, t.gradients.matrices[piece.parameter].rows(piece.begin, piece.end));
+  comm.all_reduce(t.squares, Reduction::sum);
+  be.clip(t.control, t.squares, t.loss, config.clip_norm);
+
+  update(be, comm, t.optimizer, config.optimizer, t.master, t.gradients, t.control, lr_scale, update_number);
+
+  copy(be, t.weights, t.master);  // on owned pieces; the broadcast brings the others'
+  std::vector<Comm::Ticket> tickets;
+  const auto broadcast = [&](Tensor block, int owner) { tickets.push_back(comm.start_broadcast(block, owner)); };
+  for_each_block(t, t.weights, Role::embedding, -1, broadcast);
+  for (std::int64_t layer = 0; layer < config.model.layers; ++layer)
+    for_each_block(t, t.weights, Role::hidden, layer, broadcast);
+  for_each_block(t, t.weights, Role::head, -1, broadcast);
+  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+  share_rows(comm, t, Role::head, t.optimizer.head_step);
+}
+
+}  // namespace rownorm

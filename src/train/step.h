@@ -1,0 +1,24 @@
+// One optimizer update, in order: gradients, reduction over ranks, global norm, clip, update, broadcast.
+#pragma once
+#include <cstdint>
+
+#include "comm/comm.h"
+#include "data/batches.h"
+#include "ops/backend.h"
+#include "train/config.h"
+#include "train/training.h"
+
+namespace rownorm {
+
+// Gradients of the mean loss over the group, summed over its micro-batches and reduced to their owners; t.loss is that
+// mean over the whole group, on every rank.
+void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards,
+                       const Group& group);
+
+// Update number `update` = 1, 2, ... on the group's sequences. Leaves the loss, the norm before clipping (t.control) and
+// the head's increment S (t.optimizer.head_step, whole on every rank) on the device. If loss or norm is not finite
+// nothing changes, in this update and all later ones.
+void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
+          std::int64_t update, double lr_scale);
+
+}  // namespace rownorm

@@ -1,0 +1,38 @@
+// Every tensor of a training run, planned in one arena.
+#pragma once
+#include <cstdint>
+
+#include "base/arena.h"
+#include "geometry/diameter.h"
+#include "geometry/hilbert.h"
+#include "model/parameters.h"
+#include "model/transformer.h"
+#include "ops/backend.h"
+#include "optim/optimizer.h"
+#include "train/config.h"
+
+namespace rownorm {
+
+struct Training {
+  Parameters master;     // what the optimizers update and checkpoints hold
+  Parameters weights;    // what the products read: the same storage where compute and master precision are equal
+  Parameters gradients;  // master precision
+  Activations activations;
+  Optimizer optimizer;
+  Tensor loss;             // (1) f64  mean cross entropy of the update under way
+  Tensor squares;          // (1) f64  squared gradient norm
+  UpdateControl control;
+  // Loss and gradient norm of the updates since the host last looked, so that it need not wait for each.
+  Tensor recent_loss, recent_norm;  // (K) f64
+  Tensor validation_loss;           // (1) f64
+  DiameterTensors diameter;
+  Panel panel;
+  Tensor workspace;  // (bytes) u8, the backend's
+};
+
+WorkspaceSizes workspace_sizes(const Config& config);
+
+Training make_training(Arena& arena, const Config& config, DType compute, DType master, std::int64_t workspace_bytes,
+                       int rank, int ranks);
+
+}  // namespace rownorm

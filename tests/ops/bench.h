@@ -1,0 +1,102 @@
+// A backend on the bench: tensors of their own memory (so that the address sanitizer sees an overrun), and values in
+// and out as doubles whatever the backend's dtypes are.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ops/open.h"
+
+namespace rownorm {
+
+using Values = std::vector<double>;
+
+inline std::unique_ptr<Backend> make_backend(const std::string& name) {
+  return name == "reference" ? make_reference_backend() : make_cpu_backend();
+}
+
+class Bench {
+ public:
+  explicit Bench(const std::string& name, const WorkspaceSizes& sizes = largest) : backend_(make_backend(name)) {
+    backend_->set_workspace(zeros(DType::u8, {backend_->workspace_bytes(sizes)}), sizes);
+  }
+
+  Backend* operator->() { return backend_.get(); }
+  DType compute() const { return backend_->compute_dtype(); }
+  DType master() const { return backend_->master_dtype(); }
+  bool is_double() const { return master() == DType::f64; }
+
+  Tensor zeros(DType dtype, Shape shape) {
+    Tensor t{nullptr, dtype, shape};
+    memory_.push_back(backend_->allocate(t.bytes()));
+    t.data = memory_.back().get();
+    return t;
+  }
+
+  // The values, rounded to dtype.
+  Tensor tensor(DType dtype, Shape shape, const Values& values) {
+    const Tensor wide = zeros(DType::f64, shape), t = zeros(dtype, shape);
+    EXPECT_EQ(static_cast<std::size_t>(t.size()), values.size());
+    backend_->upload(wide, values.data());
+    backend_->copy(t, wide);
+    return t;
+  }
+  Tensor scalar(double value) { return tensor(DType::f64, {1}, {value}); }
+  Tensor ids(const std::vector<std::int32_t>& values) {
+    const Tensor t = zeros(DType::i32, {static_cast<std::int64_t>(values.size())});
+    backend_->upload(t, values.data());
+    return t;
+  }
+
+  Values values(Tensor t) {
+    Values out(static_cast<std::size_t>(t.size()));
+    const Tensor wide = zeros(DType::f64, t.shape);
+    backend_->copy(wide, t);
+    backend_->download(out.data(), wide);
+    return out;
+  }
+  std::vector<std::int32_t> integers(Tensor t) {
+    std::vector<std::int32_t> out(static_cast<std::size_t>(t.size()));
+    backend_->download(out.data(), t);
+    return out;
+  }
+
+  // An update that goes through with the gradients as they are (ok), or one that must change nothing.
+  UpdateControl control(bool ok = true) {
+    UpdateControl c{scalar(0), scalar(ok), ids({ok})};
+    return c;
+  }
+
+  // The largest shapes that tests on a bench use.
+  static constexpr WorkspaceSizes largest{.tokens = 64,
+                                          .context = 64,
+                                          .width = 64,
+                                          .heads = 8,
+                                          .vocab = 1400,
+                                          .panel = 64,
+                                          .diameter = true,
+                                          .matrix_short = 64,
+                                          .matrix_long = 160,
+                                          .matrices = 8};
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::vector<Memory> memory_;
+};
+
+inline Values normals(std::int64_t n, unsigned seed, double deviation = 1) {
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<double> normal(0, deviation);
+  Values out(static_cast<std::size_t>(n));
+  for (double& v : out) v = normal(engine);
+  return out;
+}
+
+// Tests written once for every backend.
+class EveryBackend : public testing::TestWithParam<std::string> {};
+
+}  // namespace rownorm

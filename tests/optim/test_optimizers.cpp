@@ -1,0 +1,286 @@
+// The optimizers against golden's published modules in float64, and ownership.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "comm/comm.h"
+#include "device.h"
+#include "golden.h"
+#include "ops/open.h"
+#include "optim/adamw.h"
+#include "optim/muon.h"
+#include "optim/optimizer.h"
+#include "optim/rownorm.h"
+
+namespace rownorm {
+namespace {
+
+using Values = std::vector<double>;
+
+// One matrix with everything an optimizer touches.
+struct Bench {
+  std::unique_ptr<Backend> be;
+  std::unique_ptr<Comm> comm = make_single_process();
+  Slot slot;
+  Tensor lr, column_sums;
+  UpdateControl control;
+  std::unique_ptr<testing::Device> memory;
+
+  Bench(const std::string& device, std::int64_t rows, std::int64_t cols) : be(open_backend(device, "auto")) {
+    WorkspaceSizes sizes;
+    sizes.matrix_short = std::min(rows, cols);
+    sizes.matrix_long = std::max(rows, cols);
+    sizes.matrices = 1;
+    sizes.vocab = rows;
+    sizes.width = cols;
+    const DType master = be->master_dtype();
+    memory = std::make_unique<testing::Device>(*be, sizes, [&](Arena& arena) {
+      for (Tensor* t : {&slot.weight, &slot.gradient, &slot.step, &slot.first, &slot.second})
+        *t = arena.add("slot", master, {rows, cols});
+      lr = arena.add("slot", DType::f64, {1});
+      column_sums = arena.add("slot", DType::f64, {cols});
+      control = {arena.add("slot", DType::f64, {1}), arena.add("slot", DType::f64, {1}),
+                 arena.add("slot", DType::i32, {1})};
+    });
+    be->fill(control.clip, 1);
+    be->fill(control.ok, 1);
+  }
+
+  void step(const OptimizerConfig& config, double rate, std::int64_t t) {
+    be->fill(lr, rate);
+    if (config.algorithm == Algorithm::muon) muon_step(*be, config, {&slot, 1}, lr, control);
+    if (config.algorithm == Algorithm::adamw) adamw_step(*be, config, slot, lr, control, t);
+    if (config.algorithm == Algorithm::rownorm)
+      rownorm_step(*be, nullptr, config, slot, slot.weight.dim(0), column_sums, lr, control, t);
+    be->apply_step(slot.weight, slot.step, lr, config.weight_decay, control);
+  }
+};
+
+void expect_close(Bench& b, Tensor t, const SafetensorsFile& file, const std::string& name, double bound) {
+  EXPECT_LE(golden::relative_l2(testing::get(*b.be, t), golden::values(file, name)), bound) << name;
+}
+
+OptimizerConfig config_from(const nlohmann::json& hyper) {
+  OptimizerConfig c;
+  c.lr = hyper["lr"];
+  c.weight_decay = hyper["weight_decay"];
+  c.eps = hyper["eps"];
+  if (hyper.contains("momentum")) {
+    c.algorithm = Algorithm::muon;
+    c.momentum = hyper["momentum"];
+    c.nesterov = hyper["nesterov"];
+    c.newton_schulz_steps = hyper["ns_steps"];
+  } else if (hyper.contains("betas")) {
+    c.algorithm = Algorithm::adamw;
+    c.betas = {hyper["betas"][0], hyper["betas"][1]};
+  } else {
+    c.algorithm = Algorithm::rownorm;
+    c.beta = hyper["beta"];
+  }
+  return c;
+}
+
+class Golden : public ::testing::TestWithParam<const char*> {
+ protected:
+  bool exact() const { return std::string(GetParam()) == "reference"; }
+  // f32: golden's own float32 runs differ by up to 1.1e-7 (parameters), 1.1e-6 (Muon's change of a parameter, which five
+  // Newton-Schulz iterations amplify); moments carry a few roundings of 6e-8 each.
+  double parameter_bound() const { return exact() ? 1e-12 : 3e-7; }
+  double state_bound() const { return exact() ? 1e-12 : 5e-7; }
+};
+
+TEST_P(Golden, Muon) {
+  const auto json = golden::json("optim_muon.json");
+  const SafetensorsFile file(golden::path("optim_muon.safetensors"));
+  const OptimizerConfig config = config_from(json["hyper"]);
+  for (const auto& c : json["cases"]) {
+    const std::string name = c["name"];
+    Bench b(GetParam(), c["rows"], c["cols"]);
+    testing::put(*b.be, b.slot.weight, golden::values(file, name + "/w0"));
+    for (int k = 0; k < 4; ++k) {
+      testing::put(*b.be, b.slot.gradient, golden::values(file, name + "/grad" + std::to_string(k)));
+      b.step(config, json["lrs"][static_cast<std::size_t>(k)], k + 1);
+      expect_close(b, b.slot.weight, file, name + "/w" + std::to_string(k + 1), parameter_bound());
+      expect_close(b, b.slot.first, file, name + "/momentum" + std::to_string(k + 1), state_bound());
+    }
+  }
+}
+
+TEST_P(Golden, HeadParametersStatesAndSteps) {
+  const auto json = golden::json("optim_head.json");
+  const SafetensorsFile file(golden::path("optim_head.safetensors"));
+  for (const auto& c : json["cases"]) {
+    const std::string name = c["name"];
+    const OptimizerConfig config = config_from(c["hyper"]);
+    Bench b(GetParam(), json["rows"], json["dim"]);
+    testing::put(*b.be, b.slot.weight, golden::values(file, "w0"));
+    for (int k = 0; k < 4; ++k) {
+      const std::string number = std::to_string(k + 1);
+      testing::put(*b.be, b.slot.gradient, golden::values(file, "grad" + std::to_string(k)));
+      b.step(config, c["steps"][static_cast<std::size_t>(k)]["lr"], k + 1);
+      expect_close(b, b.slot.weight, file, name + "/w" + number, parameter_bound());
+      expect_close(b, b.slot.step, file, name + "/step" + number, state_bound());
+      if (config.algorithm == Algorithm::adamw) {
+        expect_close(b, b.slot.first, file, name + "/exp_avg" + number, state_bound());
+        expect_close(b, b.slot.second, file, name + "/exp_avg_sq" + number, state_bound());
+      } else {
+        expect_close(b, b.slot.first, file, name + "/momentum_buffer" + number, state_bound());
+        const auto step = testing::get(*b.be, b.slot.step);  // the row without any gradient stays exactly zero
+        const std::size_t cols = json["dim"], zero_row = json["zero_gradient_row_every_step"];
+        for (std::size_t j = 0; j < cols; ++j) EXPECT_EQ(step[zero_row * cols + j], 0);
+      }
+    }
+  }
+}
+
+TEST_P(Golden, AdamWOnTheEmbeddingIsDense) {
+  const auto json = golden::json("optim_adamw_embed.json");
+  const SafetensorsFile file(golden::path("optim_adamw_embed.safetensors"));
+  const OptimizerConfig config = config_from(json["hyper"]);
+  const auto shape = file.at("w0").shape;
+  Bench b(GetParam(), shape[0], shape[1]);
+  testing::put(*b.be, b.slot.weight, golden::values(file, "w0"));
+  for (int k = 0; k < 4; ++k) {
+    const std::string number = std::to_string(k + 1);
+    testing::put(*b.be, b.slot.gradient, golden::values(file, "grad" + std::to_string(k)));
+    b.step(config, config.lr * json["lr_scales"][static_cast<std::size_t>(k)].get<double>(), k + 1);
+    expect_close(b, b.slot.weight, file, "w" + number, parameter_bound());
+    expect_close(b, b.slot.first, file, "exp_avg" + number, state_bound());
+    expect_close(b, b.slot.second, file, "exp_avg_sq" + number, state_bound());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values("reference", "cpu"));
+
+// S = -lr P RN(P Bhat) against its definition, and: the projections change only a common row shift when 1^T G = 0.
+TEST(ProjectedRowNorm, IsTheDefinitionAndACommonRowShift) {
+  const std::int64_t rows = 23, cols = 7;
+  Values g;
+  for (int i = 0; i < rows * cols; ++i) g.push_back(std::sin(1.7 * i * i + 0.3));
+  for (int j = 0; j < cols; ++j) {  // centred columns, as every cross-entropy gradient's
+    double mean = 0;
+    for (int i = 0; i < rows; ++i) mean += g[static_cast<std::size_t>(i * cols + j)] / rows;
+    for (int i = 0; i < rows; ++i) g[static_cast<std::size_t>(i * cols + j)] -= mean;
+  }
+  OptimizerConfig config;
+  config.algorithm = Algorithm::rownorm;
+  config.eps = 1e-8;
+  const auto step_of = [&](bool projected) {
+    Bench b("reference", rows, cols);
+    testing::put(*b.be, b.slot.gradient, g);
+    config.projected = projected;
+    b.step(config, 0.01, 1);
+    return testing::get(*b.be, b.slot.step);
+  };
+  const Values plain = step_of(false), projected = step_of(true);
+  Values expected = plain;  // minus each column's mean
+  for (int j = 0; j < cols; ++j) {
+    double mean = 0;
+    for (int i = 0; i < rows; ++i) mean += plain[static_cast<std::size_t>(i * cols + j)] / rows;
+    for (int i = 0; i < rows; ++i) expected[static_cast<std::size_t>(i * cols + j)] -= mean;
+  }
+  EXPECT_LE(golden::relative_l2(projected, expected), 1e-13);
+  EXPECT_GT(golden::relative_l2(projected, plain), 1e-3);
+}
+
+TEST(Ownership, EveryRowHasOneOwnerForAnyNumberOfRanks) {
+  ModelConfig m;
+  m.vocab_size = 5;
+  m.context = 8;
+  m.layers = 3;
+  m.width = 4;
+  m.head_dim = 2;
+  const auto table = parameter_table(m);
+  for (const auto head : {Algorithm::rownorm, Algorithm::adamw, Algorithm::muon})
+    for (const int ranks : {1, 2, 3, 4, 7}) {
+      OptimizerConfigs configs;
+      configs.hidden.algorithm = Algorithm::muon;
+      configs.head.algorithm = head;
+      std::vector<std::int64_t> next(table.size(), 0);
+      std::vector<std::set<int>> layer_owner(3);
+      for (const Piece& p : divide(table, configs, ranks)) {
+        EXPECT_EQ(p.begin, next[p.parameter]);  // in order, no gap, no overlap
+        next[p.parameter] = p.end;
+        EXPECT_GE(p.owner, 0);
+        EXPECT_LT(p.owner, ranks);
+        if (table[p.parameter].role == Role::hidden)
+          layer_owner[static_cast<std::size_t>(table[p.parameter].layer)].insert(p.owner);
+        if (table[p.parameter].role == Role::head && head == Algorithm::muon) EXPECT_EQ(p.end, m.vocab_size);
+      }
+      for (std::size_t i = 0; i < table.size(); ++i) EXPECT_EQ(next[i], table[i].rows);
+      for (const auto& owners : layer_owner) EXPECT_EQ(owners.size(), 1u);
+    }
+}
+
+// Any algorithm in any role, through update(): finite, changes every matrix, and the head's S is what was applied.
+TEST(Update, AnyAlgorithmServesAnyRole) {
+  ModelConfig m;
+  m.vocab_size = 13;
+  m.context = 4;
+  m.layers = 2;
+  m.width = 8;
+  m.head_dim = 4;
+  const auto comm = make_single_process();
+  for (const char* device : {"reference", "cpu"})
+    for (const auto algorithm : {Algorithm::muon, Algorithm::adamw, Algorithm::rownorm})
+      for (const bool projected : {false, true}) {
+        if (projected && algorithm != Algorithm::rownorm) continue;
+        const auto be = open_backend(device, "auto");
+        OptimizerConfig c;
+        c.algorithm = algorithm;
+        c.lr = 0.01;
+        c.eps = 1e-8;
+        c.projected = projected;
+        const OptimizerConfigs configs{c, c, c};
+        Parameters weights, gradients;
+        Optimizer optimizer;
+        UpdateControl control;
+        WorkspaceSizes sizes;
+        sizes.matrix_short = 8;
+        sizes.matrix_long = 32;
+        sizes.matrices = 4;
+        sizes.vocab = 13;
+        sizes.width = 8;
+        const testing::Device memory(*be, sizes, [&](Arena& arena) {
+          weights = make_parameters(arena, "w", m, be->master_dtype());
+          gradients = make_parameters(arena, "g", m, be->master_dtype());
+          optimizer = make_optimizer(arena, m, configs, be->master_dtype(), 0, 1);
+          control = {arena.add("c", DType::f64, {1}), arena.add("c", DType::f64, {1}), arena.add("c", DType::i32, {1})};
+        });
+        be->fill(control.clip, 1);
+        be->fill(control.ok, 1);
+        initialize(*be, weights, m, 0);
+        initialize(*be, gradients, m, 1);
+        std::vector<Values> before;
+        for (const Tensor& w : weights.matrices) before.push_back(testing::get(*be, w));
+        update(*be, *comm, optimizer, configs, weights, gradients, control, 0.5, 1);
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          const Values after = testing::get(*be, weights.matrices[i]);
+          const double change = golden::relative_l2(after, before[i]);
+          EXPECT_GT(change, 1e-3) << optimizer.table[i].name;
+          EXPECT_LT(change, 10) << optimizer.table[i].name;
+        }
+        const Values step = testing::get(*be, owned_head_step(optimizer, 0));
+        Values applied = testing::get(*be, weights.head);
+        for (std::size_t i = 0; i < applied.size(); ++i) applied[i] -= before.back()[i];
+        EXPECT_LE(golden::relative_l2(applied, step), 1e-5);  // f32: the difference of weights four times its size
+        const std::size_t per_matrix = algorithm == Algorithm::adamw ? 2 : 1;
+        EXPECT_EQ(named_state(optimizer, configs).size(), per_matrix * optimizer.table.size());
+
+        // Nothing moves when the update's numbers were not finite.
+        be->fill(control.ok, 0);
+        be->fill(control.clip, 0);
+        std::vector<Values> weights_before, state_before;
+        for (const Tensor& w : weights.matrices) weights_before.push_back(testing::get(*be, w));
+        for (const auto& s : named_state(optimizer, configs)) state_before.push_back(testing::get(*be, s.tensor));
+        be->fill(gradients.matrices[3], NAN);
+        update(*be, *comm, optimizer, configs, weights, gradients, control, 0.5, 2);
+        std::size_t k = 0;
+        for (const Tensor& w : weights.matrices) EXPECT_EQ(testing::get(*be, w), weights_before[k++]);
+        k = 0;
+        for (const auto& s : named_state(optimizer, configs)) EXPECT_EQ(testing::get(*be, s.tensor), state_before[k++]);
+      }
+}
+
+}  // namespace
+}  // namespace rownorm
