@@ -329,7 +329,7 @@ TEST(ConfigCheck, ScheduleHoldsAnUpdateAfterTheWarmup) {
   refuse("schedule.tokens_per_parameter=1.6e16",
          "schedule.tokens_per_parameter: 9.472e+18 training tokens, must be fewer than 2^63");
   EXPECT_EQ(parse({"schedule.updates=9007199254740991"}).updates(), 9007199254740991);
-  expect_error(Exit::usage, "schedule.updates: 9.22337e+18 training tokens, must be fewer than 2^63", [] {
+  expect_error(Exit::usage, "schedule.updates: 9.23238e+18 training tokens, must be fewer than 2^63", [] {
     parse({"schedule.updates=9007199254740991", R"(batch={"sequences":205,"micro_batch":1})"});
   });
 }

@@ -77,7 +77,8 @@ std::string CpuBackend::description() const {
 Memory CpuBackend::allocate(std::int64_t bytes) {
   const std::int64_t available = available_memory();
   if (bytes < 0 || (available >= 0 && bytes > available))
-    fail(Exit::device, "[memory] cpu: needs {}, {} available", human_bytes(bytes), human_bytes(available));
+    fail(Exit::device, "[memory] cpu: needs {} ({} bytes), {} available", human_bytes(bytes), bytes,
+         human_bytes(available));
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) fail(Exit::device, "[memory] cpu: needs {}: {}", human_bytes(bytes), std::strerror(errno));
@@ -147,30 +148,20 @@ void gemm(Index m, Index n, Index k, float alpha, Operand a, Operand b, float be
               static_cast<int>(c_stride));
 }
 
-void parallel_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
-                   Index c_stride) {
-  if (threads == 1) return gemm(m, n, k, alpha, a, b, beta, c, c_stride);
-  // The grid of row_parts x column_parts tiles with the shortest sides: each thread packs its rows of a, columns of b.
-  Index row_parts = 1;
-  const auto sides = [&](Index parts) { return (m + parts - 1) / parts + (n * parts + threads - 1) / threads; };
-  for (Index parts = 2; parts <= threads; ++parts)
-    if (threads % parts == 0 && sides(parts) < sides(row_parts)) row_parts = parts;
-  const Index column_parts = threads / row_parts;
-
-  constexpr Index unit = 16;  // tiles begin where OpenBLAS's register blocks do
-  const auto bound = [](Index size, Index part, Index parts) {
-    return std::min(size, (size + unit - 1) / unit * part / parts * unit);
-  };
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (Index tile = 0; tile < threads; ++tile) {
-    const Index row_part = tile / column_parts, column_part = tile % column_parts;
-    const Index row = bound(m, row_part, row_parts), rows = bound(m, row_part + 1, row_parts) - row;
-    const Index column = bound(n, column_part, column_parts);
-    const Index columns = bound(n, column_part + 1, column_parts) - column;
-    if (rows == 0 || columns == 0) continue;
+void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
+                Index c_stride) {
+  // Square tiles whose side depends on m and n alone: large ones repack less, enough of them keep all threads busy.
+  const auto count = [](Index size, Index side) { return (size + side - 1) / side; };
+  Index side = 256;
+  while (side > 64 && count(m, side) * count(n, side) < 16) side /= 2;
+  const Index across = count(n, side), tiles = count(m, side) * across;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (Index tile = 0; tile < tiles; ++tile) {
+    const Index row = tile / across * side, column = tile % across * side;
     const Operand a_tile{a.data + row * (a.transposed ? 1 : a.stride), a.stride, a.transposed};
     const Operand b_tile{b.data + column * (b.transposed ? b.stride : 1), b.stride, b.transposed};
-    gemm(rows, columns, k, alpha, a_tile, b_tile, beta, c + row * c_stride + column, c_stride);
+    gemm(std::min(side, m - row), std::min(side, n - column), k, alpha, a_tile, b_tile, beta,
+         c + row * c_stride + column, c_stride);
   }
 }
 

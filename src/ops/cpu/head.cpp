@@ -24,7 +24,7 @@ void CpuBackend::do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tenso
     const Index rows = std::min(LogitsScratch::rows, N - begin);
     const Operand hidden{h.as<float>() + begin * d, d};
     double losses[LogitsScratch::rows];
-    parallel_gemm(threads_, rows, V, d, 1, hidden, {w.as<float>(), d, true}, 0, z, V);
+    tiled_gemm(threads_, rows, V, d, 1, hidden, {w.as<float>(), d, true}, 0, z, V);
 
 #pragma omp parallel for schedule(static) num_threads(threads_)
     for (Index n = 0; n < rows; ++n) {
@@ -45,8 +45,8 @@ void CpuBackend::do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tenso
     for (Index n = 0; n < rows; ++n) total += losses[n];
 
     if (!backward) continue;
-    parallel_gemm(threads_, rows, d, V, 1, {z, V}, {w.as<float>(), d}, 0, dh.as<float>() + begin * d, d);
-    parallel_gemm(threads_, V, d, rows, 1, {z, V, true}, hidden, 1, dw.as<float>(), d);
+    tiled_gemm(threads_, rows, d, V, 1, {z, V}, {w.as<float>(), d}, 0, dh.as<float>() + begin * d, d);
+    tiled_gemm(threads_, V, d, rows, 1, {z, V, true}, hidden, 1, dw.as<float>(), d);
   }
   *loss.as<double>() += scale * total;
 }
@@ -58,8 +58,7 @@ void CpuBackend::do_row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s)
   float *low = lowest.as<float>(), *high = highest.as<float>();
   for (Index begin = 0; begin < P; begin += LogitsScratch::rows) {
     const Index rows = std::min(LogitsScratch::rows, P - begin);
-    if (V > 0)
-      parallel_gemm(threads_, rows, V, d, 1, {h.as<float>() + begin * d, d}, {s.as<float>(), d, true}, 0, z, V);
+    if (V > 0) tiled_gemm(threads_, rows, V, d, 1, {h.as<float>() + begin * d, d}, {s.as<float>(), d, true}, 0, z, V);
 #pragma omp parallel for schedule(static) num_threads(threads_)
     for (Index n = 0; n < rows; ++n) {
       const float* row = z + n * V;

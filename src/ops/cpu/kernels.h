@@ -1,5 +1,5 @@
-// Inner loops that the operations of the CPU backend share. All are exact in their order of evaluation: no result
-// depends on the alignment of a buffer, and none but those of gemm on the number of threads.
+// Inner loops that the operations of the CPU backend share. The order of every sum is fixed, so no result depends on
+// the alignment of a buffer or on the number of threads.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -73,10 +73,11 @@ struct Operand {
 };
 
 // c(m,n) = alpha a(m,k) b(k,n) + beta c by OpenBLAS, c not read when beta is 0. gemm works on the calling thread alone
-// (inside a parallel region OpenBLAS does so by itself), parallel_gemm gives every thread one tile of c: OpenBLAS's own
-// threads wait for each other many times in a product and stall when one of them loses its core.
+// (inside a parallel region OpenBLAS does so by itself). tiled_gemm deals tiles of c out to the threads: the tiles do
+// not depend on their number, so neither does the result, and unlike OpenBLAS's own threads, which wait for each other
+// many times in a product, none stalls when another loses its core.
 void gemm(Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c, Index c_stride);
-void parallel_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
-                   Index c_stride);
+void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
+                Index c_stride);
 
 }  // namespace rownorm::cpu

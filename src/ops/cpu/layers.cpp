@@ -39,18 +39,18 @@ void CpuBackend::do_embedding_backward(Tensor dw, Tensor tokens, Tensor dy) {
 
 void CpuBackend::do_linear(Tensor y, Tensor x, Tensor w, bool accumulate) {
   const Index N = x.dim(0), m = w.dim(0), k = w.dim(1);
-  parallel_gemm(threads_, N, m, k, 1, {x.as<float>(), k}, {w.as<float>(), k, true}, accumulate ? 1.0f : 0.0f,
-                y.as<float>(), m);
+  tiled_gemm(threads_, N, m, k, 1, {x.as<float>(), k}, {w.as<float>(), k, true}, accumulate ? 1.0f : 0.0f,
+             y.as<float>(), m);
 }
 
 void CpuBackend::do_linear_input_grad(Tensor dx, Tensor dy, Tensor w) {
   const Index N = dx.dim(0), m = w.dim(0), k = w.dim(1);
-  parallel_gemm(threads_, N, k, m, 1, {dy.as<float>(), m}, {w.as<float>(), k}, 0, dx.as<float>(), k);
+  tiled_gemm(threads_, N, k, m, 1, {dy.as<float>(), m}, {w.as<float>(), k}, 0, dx.as<float>(), k);
 }
 
 void CpuBackend::do_linear_weight_grad(Tensor dw, Tensor dy, Tensor x) {
   const Index N = x.dim(0), m = dw.dim(0), k = dw.dim(1);
-  parallel_gemm(threads_, m, k, N, 1, {dy.as<float>(), m, true}, {x.as<float>(), k}, 1, dw.as<float>(), k);
+  tiled_gemm(threads_, m, k, N, 1, {dy.as<float>(), m, true}, {x.as<float>(), k}, 1, dw.as<float>(), k);
 }
 
 // ---- RMSNorm: sums in double, so that only the rounding of the elements remains ----

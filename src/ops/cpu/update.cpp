@@ -99,13 +99,13 @@ void orthogonalize(Tensor matrix, const NewtonSchulzScratch& memory, Index part,
   for (Index i = 0; i < size; ++i) x[i] = static_cast<float>(x[i] * normalizer);
   for (int step = 0; step < steps; ++step) {
     std::memcpy(previous, x, static_cast<std::size_t>(size) * sizeof(float));
-    parallel_gemm(threads, side, side, tall ? m : n, 1, {previous, n, tall}, {previous, n, !tall}, 0, gram, side);
+    tiled_gemm(threads, side, side, tall ? m : n, 1, {previous, n, tall}, {previous, n, !tall}, 0, gram, side);
     std::memcpy(polynomial, gram, static_cast<std::size_t>(side * side) * sizeof(float));
-    parallel_gemm(threads, side, side, side, c, {gram, side}, {gram, side}, b, polynomial, side);
+    tiled_gemm(threads, side, side, side, c, {gram, side}, {gram, side}, b, polynomial, side);
     if (tall)
-      parallel_gemm(threads, m, n, n, 1, {previous, n}, {polynomial, n}, a, x, n);
+      tiled_gemm(threads, m, n, n, 1, {previous, n}, {polynomial, n}, a, x, n);
     else
-      parallel_gemm(threads, m, n, m, 1, {polynomial, m}, {previous, n}, a, x, n);
+      tiled_gemm(threads, m, n, m, 1, {polynomial, m}, {previous, n}, a, x, n);
   }
 }
 
