@@ -1,10 +1,9 @@
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "base/error.h"
 #include "cmd/commands.h"
@@ -59,7 +58,8 @@ int run(int argc, char** argv) {
 
 // One line whatever the message holds: paths and values may contain anything.
 std::string on_one_line(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   return text;
 }
 

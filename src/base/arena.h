@@ -14,7 +14,7 @@ class Arena {
  public:
   static constexpr std::int64_t alignment = 256;  // bytes; a CUDA allocation's, and more than any vector load needs
 
-  Arena() = default;                                          // measuring: tensors have data == nullptr
+  Arena() = default;  // measuring: tensors have data == nullptr
   Arena(void* memory, std::int64_t bytes) : base_(static_cast<char*>(memory)), capacity_(bytes) {}
 
   // A new tensor, counted under `purpose`. std::logic_error when a bound arena is exhausted; Error (exit 5) when the

@@ -47,10 +47,10 @@ class FileWriter {
   void flush();
 };
 
-std::string read_text(const std::string& what, const std::filesystem::path& path);       // exit 3 on failure
-void write_text_atomically(const std::filesystem::path& path, std::string_view text);    // beside, sync, rename, sync
-void sync_directory(const std::filesystem::path& path);                                  // exit 3 on failure
-void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);    // exit 3 on failure
+std::string read_text(const std::string& what, const std::filesystem::path& path);     // exit 3 on failure
+void write_text_atomically(const std::filesystem::path& path, std::string_view text);  // beside, sync, rename, sync
+void sync_directory(const std::filesystem::path& path);                                // exit 3 on failure
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);  // exit 3 on failure
 
 // XXH3-128 of a span or of a whole file, 32 hexadecimal digits (the same as `xxhsum -H2`).
 std::string digest(std::span<const std::byte> bytes);

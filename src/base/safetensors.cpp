@@ -267,8 +267,8 @@ bool SafetensorsFile::read(const std::string& name, Tensor host, std::int64_t fi
   if (first < 0 || first > elements || host.size() > elements - first)
     throw std::logic_error(fmt::format("{}: elements {} + {} of {}", where, first, host.size(), elements));
   const std::size_t element = elements == 0 ? 0 : part.data.size() / static_cast<std::size_t>(elements);
-  part.data = part.data.subspan(static_cast<std::size_t>(first) * element,
-                                static_cast<std::size_t>(host.size()) * element);
+  part.data =
+      part.data.subspan(static_cast<std::size_t>(first) * element, static_cast<std::size_t>(host.size()) * element);
   if (host.dtype == DType::f64) return convert_floats(where, host.as<double>(), part);
   if (host.dtype == DType::f32) return convert_floats(where, host.as<float>(), part);
   if (part.dtype != "I32") fail(Exit::data, "{}: dtype is {}, expected I32", where, part.dtype);

@@ -9,8 +9,8 @@ namespace rownorm {
 
 enum class DType : std::uint8_t { f64, f32, bf16, i32, u8 };
 
-std::int64_t size_of(DType dtype);     // bytes of one element
-const char* name_of(DType dtype);      // "f64", ...
+std::int64_t size_of(DType dtype);  // bytes of one element
+const char* name_of(DType dtype);   // "f64", ...
 
 // Up to four dimensions, row-major and contiguous. A default Shape has rank 0 and size 1.
 class Shape {
@@ -31,13 +31,21 @@ class Shape {
 template <class T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<double>() { return DType::f64; }
+constexpr DType dtype_of<double>() {
+  return DType::f64;
+}
 template <>
-constexpr DType dtype_of<float>() { return DType::f32; }
+constexpr DType dtype_of<float>() {
+  return DType::f32;
+}
 template <>
-constexpr DType dtype_of<std::int32_t>() { return DType::i32; }
+constexpr DType dtype_of<std::int32_t>() {
+  return DType::i32;
+}
 template <>
-constexpr DType dtype_of<std::uint8_t>() { return DType::u8; }
+constexpr DType dtype_of<std::uint8_t>() {
+  return DType::u8;
+}
 
 struct Tensor {
   void* data = nullptr;

@@ -1,6 +1,5 @@
 // rownorm eval: a checkpoint's loss and perplexity on shards.
 #include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -19,8 +18,7 @@ int eval_command(const EvalOptions& options) {
   check_device_and_precision(options.device, options.precision);
   const auto checkpoint = newest_checkpoint(options.checkpoint);
   const auto state = read_checkpoint_state(checkpoint);
-  const Config config =
-      parse_config(state.at("config").dump(), (checkpoint / "state.json").string(), {});
+  const Config config = parse_config(state.at("config").dump(), (checkpoint / "state.json").string(), {});
   const ModelConfig& model = config.model;
 
   ShardSet shards("evaluation", options.data.empty() ? config.data.validation : options.data, model.vocab_size);
@@ -31,8 +29,7 @@ int eval_command(const EvalOptions& options) {
   if (tokens % model.context != 0)
     fail(Exit::usage, "[eval] --tokens {}: must be a multiple of the context {}", tokens, model.context);
   const std::int64_t sequences = tokens == 0 ? available : tokens / model.context;
-  if (sequences == 0)
-    fail(Exit::data, "[eval] {}: holds no whole sequence of {} tokens", options.data, model.context);
+  if (sequences == 0) fail(Exit::data, "[eval] {}: holds no whole sequence of {} tokens", options.data, model.context);
   ValidationSet data(shards, model.context, sequences);
 
   const auto be = open_backend(options.device, options.precision);
@@ -49,9 +46,8 @@ int eval_command(const EvalOptions& options) {
   Tensor loss, workspace;
   const auto build = [&](Arena& arena) {
     master = make_parameters(arena, "weights", model, be->master_dtype());
-    weights = be->compute_dtype() == be->master_dtype()
-                  ? master
-                  : make_parameters(arena, "weights", model, be->compute_dtype());
+    weights = be->compute_dtype() == be->master_dtype() ? master
+                                                        : make_parameters(arena, "weights", model, be->compute_dtype());
     activations = make_activations(arena, model, at_once, be->compute_dtype(), be->master_dtype(), Passes::forward,
                                    Recompute::none);
     loss = arena.add("step", DType::f64, {1});
@@ -72,12 +68,9 @@ int eval_command(const EvalOptions& options) {
   const auto comm = make_single_process();
   const double mean = validate(*be, *comm, model, weights, activations, loss, data, nullptr);
   if (!std::isfinite(mean)) fail(Exit::numbers, "[eval] {}: loss {}", checkpoint.string(), mean);
-  const nlohmann::ordered_json result = {{"checkpoint", checkpoint.string()},
-                                         {"update", state.at("update")},
-                                         {"loss", mean},
-                                         {"perplexity", std::exp(mean)},
-                                         {"sequences", sequences},
-                                         {"tokens", sequences * model.context}};
+  const nlohmann::ordered_json result = {
+      {"checkpoint", checkpoint.string()}, {"update", state.at("update")}, {"loss", mean},
+      {"perplexity", std::exp(mean)},      {"sequences", sequences},       {"tokens", sequences * model.context}};
   fmt::print("{}\n", result.dump(2));
   return static_cast<int>(Exit::ok);
 }

@@ -1,6 +1,5 @@
 // rownorm inspect: what a shard, a safetensors file, a checkpoint or a run holds, as JSON on stdout.
 #include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -132,7 +131,9 @@ ordered_json inspect_run(const fs::path& path) {
           {"name", config.name},
           {"updates", config.updates()},
           {"last_update", config.last_update()},
-          {"state", fs::exists(path / "summary.json") ? "finished" : newest > 0 ? "can be resumed" : "has no checkpoint"},
+          {"state", fs::exists(path / "summary.json") ? "finished"
+                    : newest > 0                      ? "can be resumed"
+                                                      : "has no checkpoint"},
           {"checkpoints", checkpoints},
           {"latest", fs::exists(metrics) ? latest_metrics(metrics) : ordered_json::object()}};
 }

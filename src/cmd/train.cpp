@@ -4,9 +4,8 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <optional>
-
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "cmd/commands.h"
@@ -60,10 +59,10 @@ void print_plan(const Config& config) {
   line("training tokens", fmt::format("{}", config.last_update() * config.tokens_per_update()));
   line("tokens a parameter", fmt::format("{:.3f}", static_cast<double>(config.updates() * config.tokens_per_update()) /
                                                        static_cast<double>(parameters)));
-  line("training FLOPs", fmt::format("{:.4g}", flops_per_token(config.model) *
-                                                   static_cast<double>(config.last_update() * config.tokens_per_update())));
-  for (const auto& [purpose, bytes] : plan.by_purpose())
-    line(("memory: " + purpose).c_str(), human_bytes(bytes));
+  line("training FLOPs",
+       fmt::format("{:.4g}", flops_per_token(config.model) *
+                                 static_cast<double>(config.last_update() * config.tokens_per_update())));
+  for (const auto& [purpose, bytes] : plan.by_purpose()) line(("memory: " + purpose).c_str(), human_bytes(bytes));
   if (cuda) line("memory: workspace", "not included: planned by the CUDA module");
   line("memory: total", fmt::format("{} ({} bytes)", human_bytes(plan.bytes()), plan.bytes()));
   for (const auto& [what, pattern] : {std::pair{"train", config.data.train}, {"validation", config.data.validation}}) {
@@ -191,8 +190,7 @@ void look_at_recent(Run& run) {
 double run_validation(Run& run, const Panel* panel) {
   const double loss = validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations,
                                run.t.validation_loss, *run.validation_set, panel);
-  if (!std::isfinite(loss))
-    fail(Exit::numbers, "[numbers] update {}: validation loss {}", run.state.update, loss);
+  if (!std::isfinite(loss)) fail(Exit::numbers, "[numbers] update {}: validation loss {}", run.state.update, loss);
   return loss;
 }
 
@@ -244,7 +242,8 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     r["validation/loss"] = run_validation(run, panel ? &run.t.panel : nullptr);
     r["validation/tokens"] = c.evaluation.tokens;
     if (panel) {
-      const double rms = hilbert_rms(*run.be, *run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm->rank()));
+      const double rms =
+          hilbert_rms(*run.be, *run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm->rank()));
       r["validation/hilbert_step/rms"] = checked(run, "the Hilbert RMS", rms);
       r["validation/hilbert_step/tokens"] = c.panel_positions();
     }
@@ -260,7 +259,8 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
 void report(const ordered_json& record, const Due& due, const ProgressState& progress) {
   std::string text = describe(progress);
   const auto add = [&](const char* key, const char* label, const char* format) {
-    if (record.contains(key)) text += fmt::format("  {} {}", label, fmt::format(fmt::runtime(format), record[key].get<double>()));
+    if (record.contains(key))
+      text += fmt::format("  {} {}", label, fmt::format(fmt::runtime(format), record[key].get<double>()));
   };
   add("diagnostics/lm_head_step/diameter_exact", "D", "{:.3e}");
   add("validation/loss", "validation", "{:.4f}");
@@ -326,7 +326,8 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
     look_at_recent(run);
     seconds += seconds_since(timed_from);
     progress.update = update;
-    progress.loss = run.state.loss_count ? run.state.loss_sum / static_cast<double>(run.state.loss_count) : progress.loss;
+    progress.loss =
+        run.state.loss_count ? run.state.loss_sum / static_cast<double>(run.state.loss_count) : progress.loss;
     if (due.record()) {
       const ordered_json record = make_record(run, due, scale, seconds, timed_updates);
       metrics.append(record);
@@ -416,7 +417,8 @@ int train_command(const TrainOptions& options) {
   }
   if (signal != 0) {
     provenance.finish(run.state.update, fmt::format("stopped by SIG{}", sigabbrev_np(signal)));
-    log_line(fmt::format("SIG{}: stopped after update {}; continue with --resume", sigabbrev_np(signal), run.state.update));
+    log_line(
+        fmt::format("SIG{}: stopped after update {}; continue with --resume", sigabbrev_np(signal), run.state.update));
     return 128 + signal;
   }
   write_summary(run, *directory);

@@ -1,5 +1,5 @@
-// Which sequences make up which update (PAPER 3, "Order"): bit-compatible with the reference, a pure function of the seed
-// and the update's index, so that resuming needs no state.
+// Which sequences make up which update (PAPER 3, "Order"): bit-compatible with the reference, a pure function of the
+// seed and the update's index, so that resuming needs no state.
 #pragma once
 #include <cstdint>
 #include <utility>

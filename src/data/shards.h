@@ -1,5 +1,5 @@
-// Token shards in llm.c's format (PAPER 3): 256 little-endian int32 (magic 20240520, version 1, token count, zeros), then
-// `count` uint16 tokens. Files are memory-mapped; nothing in them is trusted.
+// Token shards in llm.c's format (PAPER 3): 256 little-endian int32 (magic 20240520, version 1, token count, zeros),
+// then `count` uint16 tokens. Files are memory-mapped; nothing in them is trusted.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,8 +21,8 @@ std::vector<std::filesystem::path> expand_pattern(const std::string& pattern);
 
 struct ShardInfo {
   std::filesystem::path path;
-  std::int64_t tokens = 0;      // from the header; the file's size agrees
-  std::string header_digest;    // XXH3-128 of the 1024 header bytes
+  std::int64_t tokens = 0;    // from the header; the file's size agrees
+  std::string header_digest;  // XXH3-128 of the 1024 header bytes
   std::string name() const { return path.filename().string(); }
 };
 
@@ -31,8 +31,8 @@ struct ShardInfo {
 ShardInfo read_shard_info(const std::filesystem::path& path);
 ShardInfo parse_shard(std::span<const std::byte> file, const std::filesystem::path& path);  // the same for its bytes
 
-// A set of shards, in name order. Opening checks every header; a shard's tokens are scanned (each < vocab_size) when the
-// shard is first used, before any of its tokens is.
+// A set of shards, in name order. Opening checks every header; a shard's tokens are scanned (each < vocab_size) when
+// the shard is first used, before any of its tokens is.
 class ShardSet {
  public:
   // `role` ("train", "validation") appears in messages.

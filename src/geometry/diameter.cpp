@@ -1,11 +1,11 @@
 #include "geometry/diameter.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 #include <tuple>
 #include <vector>
-
-#include <fmt/format.h>
 
 namespace rownorm {
 

@@ -50,8 +50,8 @@ void copy(Backend& be, const Parameters& to, const Parameters& from);  // nothin
 void initialize(Backend& be, const Parameters& weights, const ModelConfig& model, std::uint64_t seed);
 
 // Weights from a safetensors file that holds exactly the table's names and shapes (F32, F64, BF16). Error (exit 3): a
-// missing, extra, misshapen or non-finite tensor, each with file and name; nothing is loaded before all names and shapes
-// are checked.
+// missing, extra, misshapen or non-finite tensor, each with file and name; nothing is loaded before all names and
+// shapes are checked.
 void load_weights(Backend& be, const Parameters& weights, const ModelConfig& model, const std::filesystem::path& path);
 
 }  // namespace rownorm

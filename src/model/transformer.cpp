@@ -116,8 +116,8 @@ Activations first_sequences(const Activations& a, std::int64_t sequences) {
     cut(*t);
   for (Tensor& t : part.block_inputs) cut(t);
   for (BlockActivations& b : part.blocks)
-    for (Tensor* t : {&b.normed1, &b.rstd1, &b.qkv, &b.rstd_qk, &b.att, &b.lse, &b.normed2, &b.rstd2, &b.gate_up,
-                      &b.act})
+    for (Tensor* t :
+         {&b.normed1, &b.rstd1, &b.qkv, &b.rstd_qk, &b.att, &b.lse, &b.normed2, &b.rstd2, &b.gate_up, &b.act})
       cut(*t);
   return part;
 }

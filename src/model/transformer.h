@@ -29,19 +29,19 @@ struct BlockActivations {
 
 struct Activations {
   std::int64_t context = 0;
-  Tensor tokens, targets;  // (N) i32
-  Tensor rope;             // (T, head_dim) cos | sin
-  Tensor x;                // (N, d)  residual stream, overwritten layer by layer
-  Tensor hidden;           // (N, d)  final norm: the head's input
-  Tensor rstd_final;       // (N)
+  Tensor tokens, targets;                // (N) i32
+  Tensor rope;                           // (T, head_dim) cos | sin
+  Tensor x;                              // (N, d)  residual stream, overwritten layer by layer
+  Tensor hidden;                         // (N, d)  final norm: the head's input
+  Tensor rstd_final;                     // (N)
   std::vector<BlockActivations> blocks;  // one a layer; one in all when blocks are recomputed or there is no backward
   std::vector<Tensor> block_inputs;      // (N, d) a layer, when blocks are recomputed
   // backward
-  Tensor dx;        // (N, d)  gradient of the residual stream
-  Tensor dhidden;   // (N, d)
-  Tensor dbranch;   // (N, d)  gradient of a branch's input or of the attention's output
-  Tensor dwide;     // (N, max(3d, 2F))  dqkv or dgate_up
-  Tensor dact;      // (N, F)
+  Tensor dx;       // (N, d)  gradient of the residual stream
+  Tensor dhidden;  // (N, d)
+  Tensor dbranch;  // (N, d)  gradient of a branch's input or of the attention's output
+  Tensor dwide;    // (N, max(3d, 2F))  dqkv or dgate_up
+  Tensor dact;     // (N, F)
 };
 
 enum class Passes { forward, forward_and_backward };
@@ -57,8 +57,8 @@ Activations first_sequences(const Activations& a, std::int64_t sequences);
 void forward(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a);
 
 // Gradients of the loss whose gradient with respect to the final hidden states is a.dhidden; added to `gradients`
-// (the head's own gradient comes from head_loss). complete(layer) is called when a layer's gradients are final, from the
-// last layer down, then complete(-1) for the embedding's.
+// (the head's own gradient comes from head_loss). complete(layer) is called when a layer's gradients are final, from
+// the last layer down, then complete(-1) for the embedding's.
 void backward(Backend& be, const ModelConfig& model, const Parameters& weights, const Parameters& gradients,
               Activations& a, const std::function<void(std::int64_t)>& complete);
 

@@ -33,8 +33,9 @@ using Memory = std::unique_ptr<void, std::function<void(void*)>>;
 struct UpdateControl {
   Tensor norm;  // (1) f64, global gradient norm before clipping
   Tensor clip;  // (1) f64, coefficient that multiplies every gradient; 0 when `ok` is 0
-  Tensor ok;    // (1) i32, 1 if loss and norm are finite; at 0 momentum, adamw and apply_step leave state and weights
-                // as they are, whatever the gradient and lr hold, and write their increment as zeros
+  Tensor ok;    // (1) i32, 1 from the start of a run until a loss or norm is not finite, then 0 for good, so that the
+                // host may look later; at 0 momentum, adamw and apply_step leave state and weights as they are,
+                // whatever the gradient and lr hold, and write their increment as zeros
 };
 
 struct AdamWHyper {
@@ -114,7 +115,7 @@ class Backend {
 
   // ---- the update (PAPER 4) ----
   void squared_norm(Tensor sum, Tensor x);  // sum(1) f64 += ||x||^2, squares and sums in f64
-  // norm = sqrt(squares), as it is (NaN or infinite) when not finite; ok = finite(loss) and finite(norm);
+  // norm = sqrt(squares), as it is (NaN or infinite) when not finite; ok = ok and finite(loss) and finite(norm);
   // clip = min(1, max_norm / (norm + 1e-6)), 0 when not ok. max_norm > 0; infinite: no clipping.
   void clip(const UpdateControl& control, Tensor squares, Tensor loss, double max_norm);
   // With g = clip * grad: buffer = decay * buffer + grad_in * g; out = buffer_out * buffer + grad_out * g.

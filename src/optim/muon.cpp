@@ -9,8 +9,7 @@ namespace rownorm {
 void muon_step(Backend& be, const OptimizerConfig& config, std::span<const Slot> slots, Tensor lr,
                const UpdateControl& control) {
   const double mu = config.momentum;
-  const Backend::Momentum momentum =
-      config.nesterov ? Backend::Momentum{mu, 1, mu, 1} : Backend::Momentum{mu, 1, 1, 0};
+  const Backend::Momentum momentum = config.nesterov ? Backend::Momentum{mu, 1, mu, 1} : Backend::Momentum{mu, 1, 1, 0};
   for (const Slot& s : slots) be.momentum(s.step, s.first, s.gradient, control, momentum);
 
   for (std::size_t begin = 0; begin < slots.size();) {

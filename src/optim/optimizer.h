@@ -16,11 +16,11 @@ namespace rownorm {
 
 struct Optimizer {
   std::vector<ParameterInfo> table;
-  std::vector<Piece> pieces;           // every rank's, in table order
-  std::vector<Tensor> first, second;   // moments of each piece (Slot); null where another rank's or not used
-  Tensor scratch;                      // (max(layer block, V d)): the increments of one layer, the embedding or the head
-  Tensor head_step;                    // (V, d) view of scratch: after update(), S of the owned rows of the head
-  Tensor column_sums;                  // (max(d, F)) f64
+  std::vector<Piece> pieces;          // every rank's, in table order
+  std::vector<Tensor> first, second;  // moments of each piece (Slot); null where another rank's or not used
+  Tensor scratch;                     // (max(layer block, V d)): the increments of one layer, the embedding or the head
+  Tensor head_step;                   // (V, d) view of scratch: after update(), S of the owned rows of the head
+  Tensor column_sums;                 // (max(d, F)) f64
   Tensor lr_hidden, lr_embedding, lr_head;  // (1) f64
 };
 
@@ -39,7 +39,7 @@ Tensor owned_head_step(const Optimizer& optimizer, int rank);
 // This rank's state by name, "<parameter>.momentum_buffer", ".exp_avg", ".exp_avg_sq", with the rows it holds.
 struct NamedState {
   std::string name;
-  Tensor tensor;  // rows [begin, end) of the parameter
+  Tensor tensor;             // rows [begin, end) of the parameter
   std::int64_t begin, rows;  // first row, and rows of the whole parameter
 };
 std::vector<NamedState> named_state(const Optimizer& optimizer, const OptimizerConfigs& configs);

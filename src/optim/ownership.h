@@ -10,7 +10,7 @@
 namespace rownorm {
 
 struct Piece {
-  std::size_t parameter;  // index in parameter_table
+  std::size_t parameter;    // index in parameter_table
   std::int64_t begin, end;  // rows; may be empty where there are more ranks than rows
   int owner;
 };

@@ -1,12 +1,11 @@
-// Checkpoints: checkpoints/update-00001000/{model.safetensors, optimizer.safetensors, state.json}, written beside, synced
-// and renamed when whole.
+// Checkpoints: checkpoints/update-00001000/{model.safetensors, optimizer.safetensors, state.json}, written beside,
+// synced and renamed when whole.
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "ops/backend.h"
 #include "train/config.h"

@@ -1,3 +1,5 @@
+// How a config is read: text -> JSON -> overrides -> Config, by the one list of its keys, visit() -> check() of what no
+// single key can tell. to_json() walks the same list.
 #include "train/config.h"
 
 #include <algorithm>

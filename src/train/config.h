@@ -2,11 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "geometry/hilbert.h"
 #include "model/config.h"
@@ -30,7 +29,7 @@ struct Config {
   struct {
     std::optional<double> tokens_per_parameter;  // exactly one of these two
     std::optional<std::int64_t> updates;
-    std::optional<double> warmup_fraction;       // exactly one of these two
+    std::optional<double> warmup_fraction;  // exactly one of these two
     std::optional<std::int64_t> warmup_updates;
     double min_lr_ratio = 0.1;
     std::optional<std::int64_t> max_updates;
@@ -55,16 +54,17 @@ struct Config {
 
   // What follows from the above.
   std::int64_t tokens_per_update() const { return batch.sequences * model.context; }
-  std::int64_t updates() const;         // T of the schedule: floor(tokens_per_parameter * parameters / tokens_per_update)
-  std::int64_t warmup() const;          // floor(warmup_fraction * T)
-  std::int64_t last_update() const;     // min(T, max_updates)
-  std::int64_t panel_positions() const; // N of the Hilbert panel
+  std::int64_t updates() const;      // T of the schedule: floor(tokens_per_parameter * parameters / tokens_per_update)
+  std::int64_t warmup() const;       // floor(warmup_fraction * T)
+  std::int64_t last_update() const;  // min(T, max_updates)
+  std::int64_t panel_positions() const;  // N of the Hilbert panel
 };
 
 // Reads a config file, applies `--set path=value` overrides in order, checks everything that needs no other file.
 // `ranks` is the number of processes that share a batch. Every error is an Error (exit 2; a missing or unreadable file
 // exit 3) that names the file or --set, the full path of the key, the value and what is allowed.
-Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides, std::int64_t ranks = 1);
+Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides,
+                   std::int64_t ranks = 1);
 
 // The same from text (`where` names it in messages): what load_config does after reading the file.
 Config parse_config(const std::string& text, const std::string& where, const std::vector<std::string>& overrides,
@@ -74,8 +74,8 @@ Config parse_config(const std::string& text, const std::string& where, const std
 nlohmann::ordered_json to_json(const Config& config);
 
 // Full paths of the keys in which two resolved configs differ, leaving out those that may differ on resume (device,
-// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, name, output, data.*); data is
-// compared by the caller. One line a key: "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now".
+// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, name, output, data.*); data
+// is compared by the caller. One line a key: "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now".
 std::vector<std::string> differences_on_resume(const nlohmann::ordered_json& checkpoint,
                                                const nlohmann::ordered_json& now);
 

@@ -60,8 +60,8 @@ Json parse_json(const std::string& text, const std::string& where, const std::st
     return Json::parse(text, watch, true, comments);
   } catch (const Json::out_of_range& error) {  // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
     const std::string_view what = error.what();
-    fail(Exit::usage, "[config] {}: {}: {}, must be a finite number", where, here(),
-         what.substr(std::min(what.size(), what.rfind(' ') + 1), 80));
+    fail(Exit::usage, "[config] {}: {}: {}, must be a finite number", where,
+         path.empty() && above.empty() ? "the value" : here(), what.substr(what.rfind(' ') + 1, 80));
   }
 }
 

@@ -2,9 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 namespace rownorm {
 

@@ -1,9 +1,8 @@
 // A run's directory: its lock, its provenance and the identity of the data it used.
 #pragma once
 #include <filesystem>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "data/shards.h"
 #include "ops/backend.h"
@@ -11,8 +10,8 @@
 
 namespace rownorm {
 
-// Holds the directory's lock (flock) until destroyed. Error (exit 3): not a directory, not creatable or writable, in use
-// by another process.
+// Holds the directory's lock (flock) until destroyed. Error (exit 3): not a directory, not creatable or writable, in
+// use by another process.
 class RunDirectory {
  public:
   static RunDirectory create(const std::filesystem::path& path);  // must not exist yet; parents are made

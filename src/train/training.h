@@ -19,8 +19,8 @@ struct Training {
   Parameters gradients;  // master precision
   Activations activations;
   Optimizer optimizer;
-  Tensor loss;             // (1) f64  mean cross entropy of the update under way
-  Tensor squares;          // (1) f64  squared gradient norm
+  Tensor loss;     // (1) f64  mean cross entropy of the update under way
+  Tensor squares;  // (1) f64  squared gradient norm
   UpdateControl control;
   // Loss and gradient norm of the updates since the host last looked, so that it need not wait for each.
   Tensor recent_loss, recent_norm;  // (K) f64

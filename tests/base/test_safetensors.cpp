@@ -144,6 +144,29 @@ TEST(Safetensors, ReadingAsksForTheRightTensor) {
   EXPECT_THROW(into("f", DType::bf16, {2, 3})(), std::exception);
 }
 
+TEST(Safetensors, ReadsAnyPart) {
+  const InMemory file(file_of(R"({"h":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
+                              R"("none":{"dtype":"F32","shape":[0,3],"data_offsets":[12,12]}})",
+                              raw<std::uint16_t>({0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x7f80})));
+  const std::vector<double> whole{1, 2, 3, 4, 5, INFINITY};
+  for (std::int64_t first = 0; first <= 6; ++first)
+    for (std::int64_t n = 0; first + n <= 6; ++n) {
+      std::vector<double> part(static_cast<std::size_t>(n) + 1, 77);  // and a sentinel
+      EXPECT_EQ(file->read("h", Tensor{part.data(), DType::f64, {n}}, first), first + n < 6 || n == 0);
+      EXPECT_TRUE(std::equal(part.begin(), part.end() - 1, whole.begin() + first)) << first << " " << n;
+      EXPECT_EQ(part.back(), 77);
+    }
+  std::array<float, 7> memory{};
+  EXPECT_TRUE(file->read("none", Tensor{memory.data(), DType::f32, {0}}, 0));
+  EXPECT_THROW(file->read("h", Tensor{memory.data(), DType::f32, {7}}, 0), std::logic_error);
+  EXPECT_THROW(file->read("h", Tensor{memory.data(), DType::f32, {1}}, 6), std::logic_error);
+  EXPECT_THROW(file->read("h", Tensor{memory.data(), DType::f32, {1}}, -1), std::logic_error);
+  EXPECT_THROW(file->read("h", Tensor{memory.data(), DType::f32, {1}}, INT64_MAX), std::logic_error);
+  expect_error(Exit::data, "dtype is BF16, expected I32", [&] {
+    file->read("h", Tensor{memory.data(), DType::i32, {1}}, 0);
+  });
+}
+
 // ---- files of others ----
 
 std::vector<std::filesystem::path> golden_files() {

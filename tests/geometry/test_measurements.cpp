@@ -62,8 +62,9 @@ TEST_P(Golden, DiameterAndHilbertRmsOfEveryHeadStep) {
       if (diameter > 0) {
         double squares = 0;
         for (std::int64_t j = 0; j < d; ++j)
-          squares += std::pow(values[static_cast<std::size_t>(g.pair[0] * d + j)] -
-                                  values[static_cast<std::size_t>(g.pair[1] * d + j)], 2);
+          squares += std::pow(
+              values[static_cast<std::size_t>(g.pair[0] * d + j)] - values[static_cast<std::size_t>(g.pair[1] * d + j)],
+              2);
         EXPECT_NEAR(std::sqrt(squares), diameter, 1e-12 * diameter);  // the pair attains it
         EXPECT_LT(g.pair[0], g.pair[1]);
       }

@@ -105,16 +105,13 @@ TEST_P(GoldenModel, LogitsHiddenLossAndEveryGradient) {
             exact ? 1e-14 : forward_bound);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
-                         ::testing::Values(Case{"model_a", "reference", Recompute::none},
-                                           Case{"model_b", "reference", Recompute::none},
-                                           Case{"model_c", "reference", Recompute::none},
-                                           Case{"model_c", "reference", Recompute::block},
-                                           Case{"model_a", "cpu", Recompute::none},
-                                           Case{"model_b", "cpu", Recompute::none},
-                                           Case{"model_c", "cpu", Recompute::none},
-                                           Case{"model_c", "cpu", Recompute::block}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    All, GoldenModel,
+    ::testing::Values(Case{"model_a", "reference", Recompute::none}, Case{"model_b", "reference", Recompute::none},
+                      Case{"model_c", "reference", Recompute::none}, Case{"model_c", "reference", Recompute::block},
+                      Case{"model_a", "cpu", Recompute::none}, Case{"model_b", "cpu", Recompute::none},
+                      Case{"model_c", "cpu", Recompute::none}, Case{"model_c", "cpu", Recompute::block}),
+    case_name);
 
 TEST(Recompute, GradientsAreBitIdentical) {
   ModelConfig m;

@@ -76,7 +76,7 @@ TEST(Parameters, InitialWeightsAreTheSameOnEveryBackendAndNormal) {
       squares += v * v;
     }
     const auto n = static_cast<double>(matrix.size());
-    EXPECT_NEAR(sum / n, 0, 5 * 0.02 / std::sqrt(n));                          // five standard errors
+    EXPECT_NEAR(sum / n, 0, 5 * 0.02 / std::sqrt(n));  // five standard errors
     EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5 * 0.02 / std::sqrt(2 * n));
   }
 }
@@ -132,10 +132,13 @@ TEST_F(LoadWeights, MissingExtraMisshapenNotFinite) {
               data.push_back({1});
             }).find("blocks.2.down.weight is not a parameter"),
             std::string::npos);
-  EXPECT_NE(load([](auto& names, auto&) { names[0].shape = {6, 11}; }).find("embed.weight has shape (6, 11), expected (11, 6)"),
+  EXPECT_NE(load([](auto& names, auto&) {
+              names[0].shape = {6, 11};
+            }).find("embed.weight has shape (6, 11), expected (11, 6)"),
             std::string::npos);
-  EXPECT_NE(load([](auto&, auto& data) { data[3][5] = std::numeric_limits<float>::quiet_NaN(); })
-                .find("blocks.0.attn.v.weight holds a value that is not finite"),
+  EXPECT_NE(load([](auto&, auto& data) {
+              data[3][5] = std::numeric_limits<float>::quiet_NaN();
+            }).find("blocks.0.attn.v.weight holds a value that is not finite"),
             std::string::npos);
 }
 

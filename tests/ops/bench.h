@@ -72,7 +72,7 @@ class Bench {
   }
 
   // The largest shapes that tests on a bench use.
-  static constexpr WorkspaceSizes largest{.tokens = 64,
+  static constexpr WorkspaceSizes largest{.tokens = 96,
                                           .context = 64,
                                           .width = 64,
                                           .heads = 8,

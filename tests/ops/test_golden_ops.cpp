@@ -30,6 +30,62 @@ class GoldenOps : public EveryBackend {
   }
 };
 
+// The forward pass of PAPER 2 written out, for the values of the operations whose gradients test_gradients.cpp checks.
+TEST_P(GoldenOps, Forward) {
+  for (const std::string model : {"model_a", "model_b", "model_c"}) {
+    const SafetensorsFile file(golden::path(model + ".safetensors"));
+    const auto json = golden::json(model + ".json");
+    const std::int64_t B = json["batch"], T = json["seq_len"], N = B * T, d = json["dim"], F = json["mlp_dim"];
+    const std::int64_t H = json["n_heads"], head_dim = json["head_dim"], layers = json["layers"];
+    const double eps = json["rms_eps"];
+    const auto stacked = [&](const std::vector<std::string>& names) {  // weights under one another
+      Values values;
+      for (const std::string& name : names)
+        for (const double v : golden::values(file, "weight/" + name)) values.push_back(v);
+      const auto width = file.at("weight/" + names[0]).shape[1];
+      return be.tensor(be.compute(), {static_cast<std::int64_t>(values.size()) / width, width}, values);
+    };
+    const auto ids = [&](const std::string& name) {
+      std::vector<std::int32_t> values(static_cast<std::size_t>(N));
+      file.read(name, {values.data(), DType::i32, {B, T}});
+      return be.ids(values);
+    };
+    const auto compute = [&](std::int64_t width) { return be.zeros(be.compute(), {N, width}); };
+    const auto statistic = [&](std::int64_t width) { return be.zeros(be.master(), {N, width}); };
+
+    const Values cos = golden::values(file, "rope_cos"), sin = golden::values(file, "rope_sin");
+    Values rope;
+    for (std::int64_t i = 0; i < T * head_dim; ++i) {
+      const std::int64_t half = head_dim / 2, at = i / head_dim * half + i % half;
+      rope.push_back((i % head_dim < half ? cos : sin)[static_cast<std::size_t>(at)]);
+    }
+    const Tensor table = be.tensor(be.master(), {T, head_dim}, rope);
+
+    const Tensor x = compute(d), y = compute(d), rstd = be.zeros(be.master(), {N});
+    const Tensor qkv = compute(3 * d), att = compute(d), gate_up = compute(2 * F), gated = compute(F);
+    be->embedding(x, ids("tokens"), stacked({"embed.weight"}));
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      const std::string block = "blocks." + std::to_string(layer) + ".";
+      be->rmsnorm(y, rstd, x, eps);
+      be->linear(qkv, y, stacked({block + "attn.q.weight", block + "attn.k.weight", block + "attn.v.weight"}));
+      be->qk_norm_rope(qkv, statistic(2 * H), table, eps);
+      be->attention(att, statistic(H), qkv, T);
+      be->linear(x, att, stacked({block + "attn.out.weight"}), true);
+      be->rmsnorm(y, rstd, x, eps);
+      be->linear(gate_up, y, stacked({block + "gate.weight", block + "up.weight"}));
+      be->swiglu(gated, gate_up);
+      be->linear(x, gated, stacked({block + "down.weight"}), true);
+    }
+    be->rmsnorm(y, rstd, x, eps);
+    expect_close(y, file, "hidden", bound(multiple * json["f32_vs_f64"]["hidden"]["rel_l2"].get<double>()));
+
+    const Tensor loss = be.scalar(0);
+    be->head_loss(loss, y, stacked({"lm_head.weight"}), ids("targets"), 1 / static_cast<double>(N));
+    const double expected = json["cross_entropy_f64"], official_f32 = json["cross_entropy_f32_official"];
+    EXPECT_NEAR(be->read(loss), expected, bound(multiple * std::abs(official_f32 - expected))) << model;
+  }
+}
+
 TEST_P(GoldenOps, NewtonSchulz) {
   const SafetensorsFile file(golden::path("newton_schulz.safetensors"));
   const auto json = golden::json("newton_schulz.json");

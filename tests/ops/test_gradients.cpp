@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <functional>
-#include <limits>
 
 #include "golden.h"
 #include "ops/bench.h"

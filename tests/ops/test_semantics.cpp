@@ -2,7 +2,6 @@
 // rows, ties, shares, conversions, memory. The same on every backend.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -105,7 +104,7 @@ TEST_P(Semantics, ClipSaysWhetherTheUpdateGoesAhead) {
       {nan, 1, infinity, nan, 0, 0},
   };
   for (const auto& c : cases) {
-    const UpdateControl control{be.scalar(-1), be.scalar(-1), be.ids({-1})};
+    const UpdateControl control{be.scalar(-1), be.scalar(-1), be.ids({1})};
     be->clip(control, be.scalar(c.squares), be.scalar(c.loss), c.max_norm);
     if (std::isnan(c.norm))
       EXPECT_TRUE(std::isnan(be->read(control.norm)));
@@ -114,6 +113,14 @@ TEST_P(Semantics, ClipSaysWhetherTheUpdateGoesAhead) {
     EXPECT_EQ(be->read(control.clip), c.clip);
     EXPECT_EQ(be->read(control.ok), c.ok);
   }
+}
+
+TEST_P(Semantics, OnceNotOkAlwaysNotOk) {
+  const UpdateControl control = be.control();
+  for (const double squares : {4.0, nan, 4.0}) be->clip(control, be.scalar(squares), be.scalar(1), 1);
+  EXPECT_EQ(be->read(control.ok), 0);
+  EXPECT_EQ(be->read(control.clip), 0);
+  EXPECT_EQ(be->read(control.norm), 2);
 }
 
 TEST_P(Semantics, SquaredNormAddsAndIsAddedInDouble) {

@@ -83,8 +83,8 @@ OptimizerConfig config_from(const nlohmann::json& hyper) {
 class Golden : public ::testing::TestWithParam<const char*> {
  protected:
   bool exact() const { return std::string(GetParam()) == "reference"; }
-  // f32: golden's own float32 runs differ by up to 1.1e-7 (parameters), 1.1e-6 (Muon's change of a parameter, which five
-  // Newton-Schulz iterations amplify); moments carry a few roundings of 6e-8 each.
+  // f32: golden's own float32 runs differ by up to 1.1e-7 (parameters), 1.1e-6 (Muon's change of a parameter, which
+  // five Newton-Schulz iterations amplify); moments carry a few roundings of 6e-8 each.
   double parameter_bound() const { return exact() ? 1e-12 : 3e-7; }
   double state_bound() const { return exact() ? 1e-12 : 5e-7; }
 };

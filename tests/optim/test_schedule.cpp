@@ -12,7 +12,8 @@ TEST(Schedule, GoldenTables) {
   for (const auto& table : json["tables"]) {
     const std::int64_t total = table["total"], warmup = table["warmup"];
     for (std::size_t i = 0; i < table["scale"].size(); ++i) {
-      const std::int64_t t = table.contains("steps") ? table["steps"][i].get<std::int64_t>() : static_cast<std::int64_t>(i);
+      const std::int64_t t =
+          table.contains("steps") ? table["steps"][i].get<std::int64_t>() : static_cast<std::int64_t>(i);
       // a cosine and four roundings of numbers of size one
       EXPECT_NEAR(lr_scale(t, total, warmup, table["min_ratio"]), table["scale"][i].get<double>(), 1e-15)
           << "total " << total << " warmup " << warmup << " t " << t;

@@ -151,6 +151,7 @@ TEST(ConfigText, DuplicateKeysAreNamedWithTheFullPath) {
 TEST(ConfigText, NumbersBeyondADoubleAreNamed) {
   refuse_edit("0.0032", "1e999", "optimizer.head.lr: '1e999', must be a finite number");
   refuse_edit("0.0032", "-1e999", "optimizer.head.lr: '-1e999', must be a finite number");
+  refuse_text("1e999", "[config] c.json: the value: '1e999', must be a finite number");
   refuse("optimizer.head.lr=1e999", "optimizer.head.lr: '1e999', must be a finite number");
 }
 

@@ -26,7 +26,7 @@ void CpuBackend::do_squared_norm(Tensor sum, Tensor x) {
 
 void CpuBackend::do_clip(const UpdateControl& control, Tensor squares, Tensor loss, double max_norm) {
   const double norm = std::sqrt(*squares.as<double>());
-  const bool ok = std::isfinite(*loss.as<double>()) && std::isfinite(norm);
+  const bool ok = *control.ok.as<std::int32_t>() && std::isfinite(*loss.as<double>()) && std::isfinite(norm);
   *control.norm.as<double>() = norm;
   *control.clip.as<double>() = ok ? std::min(1.0, max_norm / (norm + 1e-6)) : 0;
   *control.ok.as<std::int32_t>() = ok;

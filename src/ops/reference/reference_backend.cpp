@@ -1,6 +1,5 @@
 // Every operation as plain loops in double: the specification of the other backends, and an audit mode. Nothing here is
-// fast, blocked or parallel; each loop stands under its equation (PAPER = the paper's section in the project's
-// summary).
+// fast, blocked or parallel; each loop stands under its equation.
 #include <unistd.h>
 
 #include <algorithm>
@@ -329,7 +328,7 @@ class ReferenceBackend final : public Backend {
 
   void do_clip(const UpdateControl& control, Tensor squares, Tensor loss, double max_norm) override {
     const double norm = std::sqrt(*f64(squares));
-    const bool ok = std::isfinite(*f64(loss)) && std::isfinite(norm);
+    const bool ok = *i32(control.ok) && std::isfinite(*f64(loss)) && std::isfinite(norm);
     *f64(control.norm) = norm;
     *f64(control.clip) = ok ? std::min(1.0, max_norm / (norm + 1e-6)) : 0;
     *i32(control.ok) = ok;

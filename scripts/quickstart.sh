@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# From a fresh clone to the paper's comparison on real text: sets up, builds, turns the installed Python's documentation
+# and library sources into shards, trains the same model with an AdamW head and with a RowNorm head, and draws
+# runs/quickstart/quickstart.png. Stopped in the middle, it goes on where it was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1-}" in
+  "") ;;
+  -h | --help) echo "usage: scripts/quickstart.sh   (about ten minutes on two cores; no GPU, no download of text)"; exit 0 ;;
+  *) echo "usage: scripts/quickstart.sh" >&2; exit 2 ;;
+esac
+
+say() { printf '\n== %s\n' "$*"; }
+
+say "setup"
+scripts/setup.sh
+
+say "build"
+cmake --preset release >/dev/null
+cmake --build --preset release --target rownorm
+
+say "text to shards"
+if [ -f data/quickstart/prepare.json ]; then
+  echo "data/quickstart is there already"
+else
+  .venv/bin/python data/prepare.py --source python-docs --tokenizer train-bpe:4096 --output data/quickstart
+fi
+
+for head in adamw rownorm; do
+  say "train: $head head"
+  build/release/rownorm train "configs/quickstart-$head.json" --resume
+done
+
+say "picture"
+.venv/bin/python scripts/plot.py runs/quickstart/adamw runs/quickstart/rownorm --output runs/quickstart/quickstart.png

@@ -1,0 +1,92 @@
+// Opening a backend by name: what is refused before any device is touched, and what a missing CUDA module says.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "base/error.h"
+#include "ops/cuda_module.h"
+#include "ops/open.h"
+
+namespace rownorm {
+namespace {
+
+template <class Call>
+void expect_error(Exit code, const std::string& part, Call call) {
+  try {
+    call();
+    FAIL() << "no error that says " << part;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "more than a line: " << error.what();
+  }
+}
+
+TEST(Open, UnknownNamesAreUsageErrorsThatListWhatIsAllowed) {
+  for (const auto& open : {check_device_and_precision, +[](const std::string&device, const std::string&precision) {
+                             open_backend(device, precision);
+                           }}) {
+    expect_error(Exit::usage, "[device] \"gpu\": unknown; one of auto, cpu, cuda, reference",
+                 [&] { open("gpu", "auto"); });
+    expect_error(Exit::usage, "[device] \"\"", [&] { open("", "auto"); });
+    expect_error(Exit::usage, "[precision] \"fp16\": unknown; one of auto, bf16, tf32, fp32, fp64",
+                 [&] { open("cpu", "fp16"); });
+  }
+}
+
+TEST(Open, PrecisionsOfEachDevice) {
+  const std::string precisions[] = {"auto", "bf16", "tf32", "fp32", "fp64"};
+  const std::pair<std::string, std::string> allowed[] = {{"cpu", "auto fp32"},
+                                                         {"reference", "auto fp64"},
+                                                         {"cuda", "auto bf16 tf32 fp32"},
+                                                         {"auto", "auto bf16 tf32 fp32"}};
+  for (const auto& [device, list] : allowed)
+    for (const auto& precision : precisions) {
+      const auto check = [&] { check_device_and_precision(device, precision); };
+      if (list.find(precision) != std::string::npos)
+        EXPECT_NO_THROW(check()) << device << " " << precision;
+      else
+        expect_error(Exit::usage, "[precision] " + precision, check);
+    }
+  expect_error(Exit::usage, "not on device cpu, which has auto, fp32",
+               [] { check_device_and_precision("cpu", "bf16"); });
+}
+
+TEST(Open, ByName) {
+  EXPECT_EQ(open_backend("cpu", "auto")->name(), "cpu");
+  EXPECT_EQ(open_backend("cpu", "fp32")->name(), "cpu");
+  EXPECT_EQ(open_backend("reference", "fp64")->name(), "reference");
+}
+
+// A test's executable has no module beside it.
+TEST(Open, WithoutCuda) {
+  expect_error(Exit::device, "librownorm_cuda.so: the module is not there", [] { open_backend("cuda", "auto"); });
+  EXPECT_EQ(open_backend("auto", "auto")->name(), "cpu");
+  EXPECT_EQ(open_backend("auto", "fp32")->name(), "cpu");
+  expect_error(Exit::usage, "[precision] bf16: not on device cpu, which has fp32; CUDA does not work here: [cuda]",
+               [] { open_backend("auto", "bf16"); });
+}
+
+TEST(Open, ModuleThatCannotBeLoaded) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "rownorm_not_a_module.so";
+  std::ofstream(path) << "text";
+  expect_error(Exit::device, "[cuda] the module cannot be loaded: " + path.string(),
+               [&] { open_cuda_module(path, "bf16"); });
+  std::filesystem::remove(path);
+}
+
+TEST(Open, ModuleOfSomethingElse) {
+  Dl_info info{};
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&std::terminate), &info), 0);  // any shared library: that of C++
+  expect_error(Exit::device, "not a module of this program", [&] { open_cuda_module(info.dli_fname, "bf16"); });
+}
+
+TEST(Open, ModuleWithoutADeviceSaysWhy) {
+  expect_error(Exit::device, "[cuda] no device for tf32", [] { open_cuda_module(ROWNORM_FAKE_CUDA_MODULE, "tf32"); });
+}
+
+}  // namespace
+}  // namespace rownorm
