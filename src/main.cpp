@@ -1,9 +1,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/error.h"
 #include "cmd/commands.h"
@@ -17,7 +21,7 @@ using namespace rownorm;
 int run(int argc, char** argv) {
   CLI::App app{"Trains GPTs to study the update geometry of the language-model head."};
   app.set_version_flag("--version", version_line());
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none is reported below, after what is there instead
   int exit_code = 0;
 
   TrainOptions train;
@@ -53,6 +57,9 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     fail(Exit::usage, "[usage] {} (rownorm --help)", e.what());
   }
+  if (app.get_subcommands().empty())
+    fail(Exit::usage, "[usage] no subcommand: train, eval or inspect (rownorm --help)");
+  if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
 }
 
@@ -74,6 +81,12 @@ int main(int argc, char** argv) {
   } catch (const Error& e) {
     log_error(on_one_line(e.what()));
     return static_cast<int>(e.code());
+  } catch (const std::filesystem::filesystem_error& e) {  // a path that cannot even be looked at
+    log_error(on_one_line(fmt::format("[file] {}: {}", e.path1().string(), e.code().message())));
+    return static_cast<int>(Exit::data);
+  } catch (const std::system_error& e) {
+    log_error(on_one_line(fmt::format("[system] {}", e.what())));
+    return static_cast<int>(Exit::data);
   } catch (const std::bad_alloc&) {
     log_error("[memory] the host is out of memory");
     return static_cast<int>(Exit::device);

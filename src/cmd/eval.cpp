@@ -16,8 +16,7 @@ namespace rownorm {
 
 int eval_command(const EvalOptions& options) {
   check_device_and_precision(options.device, options.precision);
-  const auto checkpoint = newest_checkpoint(options.checkpoint);
-  const auto state = read_checkpoint_state(checkpoint);
+  const auto [checkpoint, state] = find_checkpoint(options.checkpoint);
   const Config config = parse_config(state.at("config").dump(), (checkpoint / "state.json").string(), {});
   const ModelConfig& model = config.model;
 

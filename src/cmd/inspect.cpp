@@ -131,9 +131,9 @@ ordered_json inspect_run(const fs::path& path) {
           {"name", config.name},
           {"updates", config.updates()},
           {"last_update", config.last_update()},
-          {"state", fs::exists(path / "summary.json") ? "finished"
-                    : newest > 0                      ? "can be resumed"
-                                                      : "has no checkpoint"},
+          {"state", newest >= config.last_update() ? "finished"
+                    : newest > 0                   ? "can be resumed"
+                                                   : "has no checkpoint"},
           {"checkpoints", checkpoints},
           {"latest", fs::exists(metrics) ? latest_metrics(metrics) : ordered_json::object()}};
 }
@@ -152,7 +152,7 @@ int inspect_command(const InspectOptions& options) {
     } else if (options.diameter.empty()) {
       result = inspect_run(path);
     } else {
-      result = inspect_checkpoint(newest_checkpoint(path), options.diameter);
+      result = inspect_checkpoint(find_checkpoint(path).path, options.diameter);
     }
   } else if (path.extension() == ".safetensors") {
     result = inspect_safetensors(path, options.diameter);

@@ -1,4 +1,6 @@
 // rownorm train: the run from its config to its last checkpoint.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -18,6 +20,7 @@
 #include "train/config.h"
 #include "train/log.h"
 #include "train/metrics.h"
+#include "train/numbers.h"
 #include "train/run_directory.h"
 #include "train/signals.h"
 #include "train/step.h"
@@ -37,8 +40,10 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 void print_plan(const Config& config) {
   // What cuda computes in, without a device; the others are opened: they are ordinary code.
-  const bool cuda = config.device == "cuda";
-  const auto be = cuda ? nullptr : open_backend(config.device == "auto" ? "cpu" : config.device, config.precision);
+  const bool only_cuda_has_it = config.precision == "bf16" || config.precision == "tf32";
+  const std::string device = config.device != "auto" ? config.device : only_cuda_has_it ? "cuda" : "cpu";
+  const bool cuda = device == "cuda";
+  const auto be = cuda ? nullptr : open_backend(device, config.precision);
   const DType master = cuda ? DType::f32 : be->master_dtype();
   const bool bf16 = cuda && (config.precision == "auto" || config.precision == "bf16");
   const DType compute = bf16 ? DType::bf16 : master;
@@ -48,7 +53,7 @@ void print_plan(const Config& config) {
   const std::int64_t parameters = parameter_count(config.model);
   const auto line = [](const char* what, const std::string& value) { fmt::print("{:<22} {}\n", what, value); };
   line("name", config.name);
-  line("device", config.device == "auto" ? "auto (planned for the cpu)" : config.device);
+  line("device", config.device == "auto" ? fmt::format("auto (planned for {})", device) : device);
   line("parameters", fmt::format("{}", parameters));
   line("FLOPs a token", fmt::format("{:.0f}", flops_per_token(config.model)));
   line("tokens an update", fmt::format("{}", config.tokens_per_update()));
@@ -88,6 +93,7 @@ struct Run {
   std::int64_t planned_bytes = 0;
   Training t;
   RunState state;
+  std::int64_t saved = 0;   // update of the newest checkpoint
   std::int64_t recent = 0;  // updates on the device that the host has not looked at
 };
 
@@ -98,7 +104,8 @@ void open_data(Run& run, std::int64_t first_update) {
   std::vector<std::int64_t> tokens;
   for (const ShardInfo& s : run.train->shards()) tokens.push_back(s.tokens);
   run.order.emplace(c.seed, tokens, c.model.context, c.batch.sequences);
-  run.validation_set.emplace(*run.validation, c.model.context, c.evaluation.tokens / c.model.context);
+  if (c.evaluation.every > 0 || c.evaluation.at_start)
+    run.validation_set.emplace(*run.validation, c.model.context, c.evaluation.tokens / c.model.context);
   run.train->tokens_of(run.order->group(first_update).shard);  // scanned before the first update needs it
   run.dataset = fingerprint(*run.train, *run.validation);
 }
@@ -127,32 +134,13 @@ void plan_memory(Run& run) {
   upload_rope(*run.be, run.t.activations, c.model);
 }
 
-struct Checkpoint {
-  fs::path path;
-  ordered_json state;
-};
-
-// The newest checkpoint that is whole; a corrupt one is named and skipped. Its config must agree.
-std::optional<Checkpoint> find_checkpoint(const Config& config) {
-  auto updates = list_checkpoints(config.output);
-  std::reverse(updates.begin(), updates.end());
-  for (const std::int64_t update : updates) {
-    Checkpoint found{checkpoint_path(config.output, update), {}};
-    try {
-      found.state = read_checkpoint_state(found.path);
-    } catch (const Error& e) {
-      log_warning(fmt::format("{}; skipped", e.what()));
-      continue;
-    }
-    const auto differences = differences_on_resume(found.state.at("config"), to_json(config));
-    if (!differences.empty()) {
-      std::string list;
-      for (const auto& d : differences) list += (list.empty() ? "" : "; ") + d;
-      fail(Exit::usage, "[resume] {}: {}", found.path.string(), list);
-    }
-    return found;
-  }
-  return std::nullopt;
+// The newest whole checkpoint of the output; its config must agree.
+std::optional<Checkpoint> checkpoint_to_resume(const Config& config) {
+  auto found = newest_checkpoint_of(config.output);
+  if (!found) return found;
+  const auto differences = differences_on_resume(found->state.at("config"), to_json(config));
+  if (!differences.empty()) fail(Exit::usage, "[resume] {}: {}", found->path.string(), fmt::join(differences, "; "));
+  return found;
 }
 
 // Looks at the updates since the last look: adds up losses and clipped updates, stops at a number that is not finite.
@@ -173,30 +161,22 @@ void look_at_recent(Run& run) {
     // Nothing was applied since, so the gradients can be had again to say where it began.
     const std::int64_t update = first + static_cast<std::int64_t>(i);
     compute_gradients(be, *run.comm, run.config, run.t, *run.train, run.order->group(update - 1));
-    std::string where = "none of the gradients; their norm overflows";
-    for (std::size_t p = run.t.optimizer.table.size(); p-- > 0;) {  // in the order in which backward makes them
-      be.fill(run.t.squares, 0);
-      be.squared_norm(run.t.squares, run.t.gradients.matrices[p]);
-      if (!std::isfinite(be.read(run.t.squares))) {
-        where = "first in the gradient of " + run.t.optimizer.table[p].name;
-        break;
-      }
-    }
-    fail(Exit::numbers, "[numbers] update {}: loss {}, gradient norm {}, {}; nothing was applied", update, loss[i],
-         norm[i], where);
+    fail(Exit::numbers, "[numbers] update {}: loss {}, gradient norm {}; {}; nothing was applied", update,
+         std::abs(loss[i]), std::abs(norm[i]), first_not_finite(be, run.t));  // abs: no "-nan"
   }
 }
 
-double run_validation(Run& run, const Panel* panel) {
-  const double loss = validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations,
-                               run.t.validation_loss, *run.validation_set, panel);
-  if (!std::isfinite(loss)) fail(Exit::numbers, "[numbers] update {}: validation loss {}", run.state.update, loss);
-  return loss;
+double checked(const Run& run, const char* what, double value) {
+  if (!std::isfinite(value))
+    fail(Exit::numbers, "[numbers] update {}: {} is {}; {}", run.state.update, what, std::abs(value),
+         first_not_finite(*run.be, run.t));
+  return value;
 }
 
-double checked(const Run& run, const char* what, double value) {
-  if (!std::isfinite(value)) fail(Exit::numbers, "[numbers] update {}: {} is {}", run.state.update, what, value);
-  return value;
+double run_validation(Run& run, const Panel* panel) {
+  return checked(run, "the validation loss",
+                 validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations, run.t.validation_loss,
+                          *run.validation_set, panel));
 }
 
 struct Due {
@@ -269,9 +249,12 @@ void report(const ordered_json& record, const Due& due, const ProgressState& pro
 }
 
 void save(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
+  if (run.saved == run.state.update) return;
   metrics.sync();
   write_checkpoint(directory.path(), *run.be, run.config, run.t, run.state, run.dataset);
-  remove_old_checkpoints(directory.path(), run.config.checkpoint.keep, run.config.checkpoint.keep_updates);
+  run.saved = run.state.update;
+  const auto& [every, keep, keep_updates] = run.config.checkpoint;
+  remove_old_checkpoints(directory.path(), run.saved, keep, keep_updates);
 }
 
 void write_summary(const Run& run, const RunDirectory& directory) {
@@ -310,7 +293,7 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
       run.train->tokens_of(group.shard);  // scans a shard that is new
     } catch (const Error&) {              // a bad one ends the run, but nothing that was learnt is lost
       if (run.recent > 0) look_at_recent(run);
-      if (run.state.update > first) save(run, directory, metrics);
+      save(run, directory, metrics);
       throw;
     }
     step(*run.be, *run.comm, c, run.t, *run.train, group, update, scale);
@@ -368,7 +351,7 @@ int train_command(const TrainOptions& options) {
   std::optional<Checkpoint> checkpoint;
   if (exists) {
     directory.emplace(RunDirectory::open(c.output));
-    checkpoint = find_checkpoint(c);
+    checkpoint = checkpoint_to_resume(c);
   }
   const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
 
@@ -389,6 +372,7 @@ int train_command(const TrainOptions& options) {
   plan_memory(run);
   if (checkpoint) {
     run.state = load_checkpoint(checkpoint->path, checkpoint->state, *run.be, c, run.t);
+    run.saved = run.state.update;
     log_line(fmt::format("resumed from {}", checkpoint->path.string()));
   } else {
     if (c.init_from)
@@ -412,7 +396,10 @@ int train_command(const TrainOptions& options) {
   try {
     signal = train_loop(run, *directory, metrics);
   } catch (const std::exception& e) {
-    provenance.finish(run.state.update, e.what());
+    try {
+      provenance.finish(run.state.update, e.what());
+    } catch (const Error&) {  // of a full disk the first file that did not fit says more
+    }
     throw;
   }
   if (signal != 0) {

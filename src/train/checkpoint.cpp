@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/safetensors.h"
+#include "train/log.h"
+#include "train/numbers.h"
 
 namespace rownorm {
 namespace {
@@ -40,11 +42,6 @@ std::vector<NamedTensor> optimizer_tensors(const Training& t, const Config& conf
   return tensors;
 }
 
-template <class T>
-bool all_finite(const T* values, std::int64_t n) {
-  return std::all_of(values, values + n, [](T v) { return std::isfinite(v); });
-}
-
 void write_tensors(const fs::path& path, Backend& be, const std::vector<NamedTensor>& tensors, std::int64_t update) {
   std::vector<SafetensorsWriter::Declaration> declarations;
   for (const auto& [name, t] : tensors) declarations.push_back({name, t.dtype, {t.dim(0), t.dim(1)}});
@@ -55,10 +52,8 @@ void write_tensors(const fs::path& path, Backend& be, const std::vector<NamedTen
     for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
       const Tensor part = flat.rows(first, std::min(first + host_chunk, flat.size()));
       be.download(buffer.data(), part);
-      const bool finite = part.dtype == DType::f64
-                              ? all_finite(buffer.data(), part.size())
-                              : all_finite(reinterpret_cast<const float*>(buffer.data()), part.size());
-      if (!finite) fail(Exit::numbers, "[checkpoint] update {}: {} is not finite; no checkpoint written", update, name);
+      if (!all_finite(buffer.data(), part.dtype, part.size()))
+        fail(Exit::numbers, "[checkpoint] update {}: {} is not finite; no checkpoint written", update, name);
       writer.write(buffer.data(), static_cast<std::size_t>(part.bytes()));
     }
   }
@@ -159,10 +154,11 @@ std::vector<std::int64_t> list_checkpoints(const fs::path& run) {
   return updates;
 }
 
-void remove_old_checkpoints(const fs::path& run, std::int64_t keep, const std::vector<std::int64_t>& keep_updates) {
+void remove_old_checkpoints(const fs::path& run, std::int64_t newest, std::int64_t keep,
+                            const std::vector<std::int64_t>& keep_updates) {
   std::vector<std::int64_t> updates = list_checkpoints(run);
   std::erase_if(updates, [&](std::int64_t u) {
-    return std::find(keep_updates.begin(), keep_updates.end(), u) != keep_updates.end();
+    return u > newest || std::find(keep_updates.begin(), keep_updates.end(), u) != keep_updates.end();
   });
   std::error_code error;  // what cannot be removed does no harm
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < updates.size(); ++i) {
@@ -181,6 +177,7 @@ void remove_old_checkpoints(const fs::path& run, std::int64_t keep, const std::v
 ordered_json read_checkpoint_state(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "state.json";
   ordered_json state = ordered_json::parse(read_text("checkpoint", path), nullptr, false);
+  if (!state.is_object()) fail(Exit::data, "[checkpoint] {}: not a JSON object (truncated?)", path.string());
   try {
     const std::string said_digest = state.at("xxh128").get<std::string>();
     state.erase("xxh128");
@@ -203,20 +200,23 @@ ordered_json read_checkpoint_state(const fs::path& checkpoint) {
   return state;
 }
 
-fs::path newest_checkpoint(const fs::path& path) {
-  if (fs::exists(path / "state.json")) return path;
-  const auto updates = list_checkpoints(path);
-  std::string corrupt;
+std::optional<Checkpoint> newest_checkpoint_of(const fs::path& run) {
+  const auto updates = list_checkpoints(run);
   for (auto update = updates.rbegin(); update != updates.rend(); ++update) {
+    const fs::path path = checkpoint_path(run, *update);
     try {
-      read_checkpoint_state(checkpoint_path(path, *update));
-      return checkpoint_path(path, *update);
+      return Checkpoint{path, read_checkpoint_state(path)};
     } catch (const Error& e) {
-      corrupt = e.what();
+      log_warning(fmt::format("{}; skipped", e.what()));
     }
   }
-  if (!corrupt.empty()) fail(Exit::data, "{}", corrupt);
-  fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with one", path.string());
+  return std::nullopt;
+}
+
+Checkpoint find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / "state.json")) return {path, read_checkpoint_state(path)};
+  if (auto newest = newest_checkpoint_of(path)) return *std::move(newest);
+  fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with a whole one", path.string());
 }
 
 RunState load_checkpoint(const fs::path& checkpoint, const ordered_json& state, Backend& be, const Config& config,

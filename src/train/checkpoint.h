@@ -28,18 +28,25 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& run, std::int
 void write_checkpoint(const std::filesystem::path& run, Backend& be, const Config& config, const Training& t,
                       const RunState& state, const nlohmann::ordered_json& dataset);
 
-// Removes the oldest checkpoints beyond `keep`, sparing the updates of `keep_updates`, and unfinished ones.
-void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t keep,
+// Removes the oldest checkpoints beyond `keep`, sparing the updates of `keep_updates`, and unfinished ones. What is
+// newer than `newest`, the one just written, is corrupt, was skipped on resuming and does not count.
+void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t newest, std::int64_t keep,
                             const std::vector<std::int64_t>& keep_updates);
 
 // Updates that have a checkpoint directory, ascending; whole or not.
 std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& run);
 
-// `path` itself if it is a checkpoint's directory, else the newest whole checkpoint of the run in it. Error (exit 3).
-std::filesystem::path newest_checkpoint(const std::filesystem::path& path);
-
 // state.json of a checkpoint directory whose files have the sizes and digests it names. Error (exit 3) otherwise.
 nlohmann::ordered_json read_checkpoint_state(const std::filesystem::path& checkpoint);
+
+struct Checkpoint {
+  std::filesystem::path path;
+  nlohmann::ordered_json state;
+};
+// The newest whole checkpoint of a run, if any; a corrupt one is named in a warning and skipped.
+std::optional<Checkpoint> newest_checkpoint_of(const std::filesystem::path& run);
+// `path` itself if it is a checkpoint's directory, else the newest whole checkpoint of the run in it. Error (exit 3).
+Checkpoint find_checkpoint(const std::filesystem::path& path);
 
 // Weights, optimizer state and run state from a whole checkpoint of this model. Error (exit 3) on anything unexpected.
 RunState load_checkpoint(const std::filesystem::path& checkpoint, const nlohmann::ordered_json& state, Backend& be,

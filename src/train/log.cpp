@@ -61,9 +61,12 @@ void log_warning(const std::string& message) {
 
 void log_error(const std::string& message) {
   clear_progress();
-  auto& sinks = spdlog::default_logger()->sinks();
-  if (sinks.size() > 1) sinks[1]->log({"rownorm", spdlog::level::err, message});
-  spdlog::default_logger()->flush();
+  try {
+    auto& sinks = spdlog::default_logger()->sinks();
+    if (sinks.size() > 1) sinks[1]->log({"rownorm", spdlog::level::err, message});
+    spdlog::default_logger()->flush();
+  } catch (const spdlog::spdlog_ex&) {  // the disk is full, which may be what the message says
+  }
   std::fprintf(stderr, "%s\n", message.c_str());
 }
 

@@ -52,9 +52,15 @@ MetricsFile::~MetricsFile() {
 void MetricsFile::append(const ordered_json& record) {
   const std::string line = record.dump() + "\n";
   const off_t before = lseek(fd_, 0, SEEK_END);
-  const ssize_t written = ::write(fd_, line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) return;
-  const int error = written < 0 ? errno : ENOSPC;
+  std::size_t done = 0;
+  while (done < line.size()) {  // after a part, the rest says why
+    const ssize_t written = ::write(fd_, line.data() + done, line.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) break;
+    done += static_cast<std::size_t>(written);
+  }
+  if (done == line.size()) return;
+  const int error = errno;
   const bool taken_back = before >= 0 && ftruncate(fd_, before) == 0;  // else resuming cuts the unfinished line off
   fail(Exit::data, "[metrics] {}: {}{}", path_.string(), std::strerror(error),
        taken_back ? "" : " (the last line is unfinished)");

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,10 @@ class Result:
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    # Passive: threads that wait for each other by spinning crawl when something else keeps the cores busy.
     # CUDA_VISIBLE_DEVICES: "device cuda" has no device, also on a machine that has one.
-    return {"OMP_NUM_THREADS": "2", **os.environ, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
+    defaults = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+    return defaults | os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (extra or {})
 
 
 def run(
@@ -63,9 +66,14 @@ def run(
 
 
 def start(*arguments: object, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [EXE, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=stderr, env=environment()
-    )
+    return subprocess.Popen([EXE, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=stderr, env=environment())
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.0005)
 
 
 def expect_ok(result: Result) -> Result:
@@ -131,6 +139,7 @@ def tiny_config(data: Path, output: Path, **changes: object) -> dict[str, Any]:
         "batch": {"sequences": SEQUENCES, "micro_batch": 4},
         "schedule": {"updates": 24},
         "optimizer": {"hidden": {"algorithm": "muon", "lr": 8e-3}, "embedding": ADAMW, "head": ROWNORM},
+        "clip_norm": 0.53,  # some updates are clipped, some are not
         "evaluation": {"every": 5, "tokens": 25 * CONTEXT},
         "diagnostics": {"diameter_every": 2, "hilbert_panel": [[0, 10], [70, 130]]},
         "log_every": 3,

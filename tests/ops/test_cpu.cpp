@@ -490,27 +490,6 @@ TEST(Cpu, NewtonSchulz) {
   }
 }
 
-TEST(Cpu, NewtonSchulzOfABatchIsEachAlone) {
-  const Index m = 48, n = 90;
-  const auto matrix = [&](World& w, Index i) { return w.input({m, n}, normals(m * n, static_cast<unsigned>(i))); };
-  const WorkspaceSizes sizes{.matrix_short = m, .matrix_long = n, .matrices = 5};
-  const Calls together = [&](World& w) {
-    std::vector<Tensor> matrices;
-    for (Index i = 0; i < 5; ++i) matrices.push_back(matrix(w, i));
-    w.be->newton_schulz(matrices, 5, 1e-5);
-    for (const Tensor& t : matrices) w.result(t);
-  };
-  const Calls alone = [&](World& w) {
-    for (Index i = 0; i < 5; ++i) {
-      const std::vector<Tensor> one{matrix(w, i)};
-      w.be->newton_schulz(one, 5, 1e-5);
-      w.result(one[0]);
-    }
-  };
-  for (const int threads : {1, 2, 3})
-    EXPECT_TRUE(same_bits(on_cpu(together, sizes, threads), on_cpu(alone, sizes, threads))) << threads << " threads";
-}
-
 // ---- measurements ----
 
 TEST(Cpu, RowRange) {

@@ -4,15 +4,14 @@
 #include <cblas.h>
 #include <fmt/format.h>
 #include <omp.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <stdexcept>
 
 #include "base/error.h"
+#include "ops/host_memory.h"
 #include "ops/open.h"
 
 namespace rownorm {
@@ -21,18 +20,6 @@ std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<cpu::CpuBa
 
 namespace cpu {
 namespace {
-
-// What can be had without swapping, in bytes (proc(5), /proc/meminfo); -1 when the system does not say.
-std::int64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  std::int64_t kibibytes = 0;
-  while (file >> key >> kibibytes) {
-    if (key == "MemAvailable:") return kibibytes * 1024;
-    std::getline(file, unit);
-  }
-  return -1;
-}
 
 // bf16 is the upper half of a float, rounded to nearest even; a NaN stays one.
 std::uint16_t to_bf16(float value) {
@@ -71,25 +58,11 @@ CpuBackend::CpuBackend() : threads_(omp_get_max_threads()) {
 }
 
 std::string CpuBackend::description() const {
-  return fmt::format("cpu: {} thread{}, {}", threads_, threads_ == 1 ? "" : "s", openblas_get_config());
+  return fmt::format("cpu: {} thread{}, {}, kernels for {}", threads_, threads_ == 1 ? "" : "s", openblas_get_config(),
+                     openblas_get_corename());
 }
 
-Memory CpuBackend::allocate(std::int64_t bytes) {
-  const std::int64_t available = available_memory();
-  if (bytes < 0 || (available >= 0 && bytes > available))
-    fail(Exit::device, "[memory] cpu: needs {} ({} bytes), {} available", human_bytes(bytes), bytes,
-         human_bytes(available));
-  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail(Exit::device, "[memory] cpu: needs {}: {}", human_bytes(bytes), std::strerror(errno));
-  madvise(memory, size, MADV_HUGEPAGE);
-  // Touched now, each part by the thread that works on it most, so that the memory is there and later requests see it
-  // gone from what is available.
-  constexpr std::size_t page = 4096;
-#pragma omp parallel for schedule(static) num_threads(threads_)
-  for (std::size_t at = 0; at < size; at += page) static_cast<volatile char*>(memory)[at] = 0;
-  return Memory(memory, [size](void* p) { munmap(p, size); });
-}
+Memory CpuBackend::allocate(std::int64_t bytes) { return allocate_host_memory("cpu", bytes); }
 
 std::int64_t CpuBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
   Arena attention, loss, range, newton_schulz, diameter;
@@ -153,7 +126,7 @@ void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, 
   // Square tiles whose side depends on m and n alone: large ones repack less, enough of them keep all threads busy.
   const auto count = [](Index size, Index side) { return (size + side - 1) / side; };
   Index side = 256;
-  while (side > 64 && count(m, side) * count(n, side) < 16) side /= 2;
+  while (side > 64 && count(m, side) * count(n, side) < 8) side /= 2;
   const Index across = count(n, side), tiles = count(m, side) * across;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (Index tile = 0; tile < tiles; ++tile) {

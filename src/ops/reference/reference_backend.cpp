@@ -1,17 +1,16 @@
 // Every operation as plain loops in double: the specification of the other backends, and an audit mode. Nothing here is
 // fast, blocked or parallel; each loop stands under its equation.
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <vector>
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "ops/host_memory.h"
 #include "ops/open.h"
 
 namespace rownorm {
@@ -70,19 +69,7 @@ class ReferenceBackend final : public Backend {
   DType compute_dtype() const override { return DType::f64; }
   DType master_dtype() const override { return DType::f64; }
 
-  Memory allocate(Index bytes) override {
-    // A kernel that overcommits grants more than there is, and kills the process when it is used.
-    const Index physical = static_cast<Index>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-    const std::align_val_t alignment{static_cast<std::size_t>(Arena::alignment)};
-    void* memory = nullptr;
-    if (bytes >= 0 && bytes <= physical)
-      memory = ::operator new(static_cast<std::size_t>(bytes), alignment, std::nothrow);
-    if (!memory)
-      fail(Exit::device, "[memory] reference: needs {}, this machine has {}", human_bytes(bytes),
-           human_bytes(physical));
-    std::memset(memory, 0, static_cast<std::size_t>(bytes));
-    return Memory(memory, [alignment](void* p) { ::operator delete(p, alignment); });
-  }
+  Memory allocate(Index bytes) override { return allocate_host_memory("reference", bytes); }
   Index workspace_bytes(const WorkspaceSizes&) const override { return 0; }
   void set_workspace(Tensor, const WorkspaceSizes&) override {}
 

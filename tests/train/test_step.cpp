@@ -1,0 +1,134 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/temporary_folder.h"
+#include "comm/comm.h"
+#include "data/files.h"
+#include "device.h"
+#include "ops/open.h"
+#include "train/numbers.h"
+#include "train/step.h"
+
+namespace rownorm {
+namespace {
+
+using testing::Device;
+using testing::get;
+using testing::put;
+
+const char* const config_text = R"({
+  "model": { "vocab_size": 7, "context": 4, "layers": 1, "width": 6, "head_dim": 2, "init_std": 0.3 },
+  "data": { "train": "-", "validation": "-" },
+  "batch": { "sequences": 2, "micro_batch": 1 },
+  "schedule": { "updates": 9 },
+  "optimizer": { "hidden": { "algorithm": "muon", "lr": 0.01 }, "embedding": { "algorithm": "adamw", "lr": 0.01 },
+                 "head": { "algorithm": "rownorm", "lr": 0.01 } },
+  "output": "-"
+})";
+
+// One training run in memory, on a shard of two sequences that hold every token.
+class Step : public ::testing::TestWithParam<const char*> {
+ protected:
+  TemporaryFolder folder;
+  Config config = parse_config(config_text, "test", {});
+  std::unique_ptr<Backend> be = open_backend(GetParam(), "auto");
+  std::unique_ptr<Comm> comm = make_single_process();
+  ShardSet shards{"train", write_bytes(folder / "t.bin", shard_bytes({0, 1, 2, 3, 4, 5, 6, 0, 3})).string(), 7};
+  Training t;
+  Device device{*be, workspace_sizes(config), [&](Arena& arena) {
+                  t = make_training(arena, config, be->compute_dtype(), be->master_dtype(), 0, 0, 1);
+                }};
+
+  void SetUp() override {
+    be->fill(t.control.ok, 1);
+    upload_rope(*be, t.activations, config.model);
+    initialize(*be, t.master, config.model, config.seed);
+  }
+
+  void make(std::int64_t update) { step(*be, *comm, config, t, shards, Group{}, update, 1.0); }
+
+  // Every weight and every optimizer state.
+  std::vector<double> everything() {
+    std::vector<double> all;
+    const auto add = [&](Tensor tensor) {
+      const auto values = get(*be, tensor);
+      all.insert(all.end(), values.begin(), values.end());
+    };
+    for (const Tensor& matrix : t.master.matrices) add(matrix);
+    for (const NamedState& state : named_state(t.optimizer, config.optimizer)) add(state.tensor);
+    return all;
+  }
+};
+
+TEST_P(Step, ChangesEveryMatrix) {
+  const auto before = everything();
+  make(1);
+  EXPECT_EQ(be->read(t.control.ok), 1);
+  const auto after = everything();
+  EXPECT_NE(after, before);
+  for (const Tensor& matrix : t.master.matrices) EXPECT_TRUE(std::isfinite(get(*be, matrix)[0]));
+}
+
+// Once a loss or norm was not finite nothing changes any more, so that the host may look later; not even by updates
+// whose own numbers are right.
+TEST_P(Step, NothingIsAppliedFromTheFirstNumberThatIsNotFinite) {
+  make(1);
+  ASSERT_EQ(be->read(t.control.ok), 1);
+  const auto right = everything();
+  const auto embedding = get(*be, t.master.embed);
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    be->fill(t.control.ok, 1);
+    auto spoilt = embedding;
+    spoilt[5 * 6 + 2] = bad;  // token 5
+    put(*be, t.master.embed, spoilt);
+    make(2);
+    EXPECT_FALSE(std::isfinite(be->read(t.loss)));
+    EXPECT_EQ(be->read(t.control.ok), 0);
+    EXPECT_EQ(first_not_finite(*be, t), "first found in embed.weight");
+
+    put(*be, t.master.embed, embedding);
+    EXPECT_EQ(everything(), right);
+    make(3);
+    EXPECT_TRUE(std::isfinite(be->read(t.loss)));
+    EXPECT_EQ(be->read(t.control.ok), 0);
+    EXPECT_EQ(everything(), right);
+    for (const double s : get(*be, t.optimizer.head_step)) EXPECT_EQ(s, 0);
+  }
+}
+
+TEST_P(Step, FirstNotFiniteLooksInTheOrderOfTheComputation) {
+  make(1);
+  EXPECT_EQ(first_not_finite(*be, t), "every tensor is finite: the logits or a sum overflow");
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  be->fill(t.gradients.embed, nan);  // backward makes it last
+  EXPECT_EQ(first_not_finite(*be, t), "first found in the gradient of embed.weight");
+  be->fill(t.gradients.head, nan);
+  EXPECT_EQ(first_not_finite(*be, t), "first found in the gradient of lm_head.weight");
+  be->fill(t.activations.hidden, nan);
+  EXPECT_EQ(first_not_finite(*be, t), "first found in the head's input");
+  be->fill(t.activations.blocks[0].gate_up, nan);
+  EXPECT_EQ(first_not_finite(*be, t), "first found in blocks.0: gate and up");
+  be->fill(t.master.head, nan);
+  EXPECT_EQ(first_not_finite(*be, t), "first found in lm_head.weight");
+}
+
+TEST(Numbers, FiniteOfEveryDtype) {
+  const double f64[] = {1, -2, 1e300, INFINITY};
+  EXPECT_TRUE(all_finite(f64, DType::f64, 3));
+  EXPECT_FALSE(all_finite(f64, DType::f64, 4));
+  const float f32[] = {1, -2, 1e38F, NAN};
+  EXPECT_TRUE(all_finite(f32, DType::f32, 3));
+  EXPECT_FALSE(all_finite(f32, DType::f32, 4));
+  const std::uint16_t bf16[] = {0x3f80, 0xbf80, 0x7f7f, 0x8000, 0xff80};  // 1, -1, the largest, -0, -infinity
+  EXPECT_TRUE(all_finite(bf16, DType::bf16, 4));
+  EXPECT_FALSE(all_finite(bf16, DType::bf16, 5));
+  EXPECT_TRUE(all_finite(f64, DType::f64, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Step, ::testing::Values("cpu", "reference"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace rownorm
