@@ -355,13 +355,6 @@ int train_command(const TrainOptions& options) {
   }
   const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
 
-  run.be = open_backend(c.device, c.precision);
-  log_line(version_line());
-  log_line(fmt::format("device: {}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : ""));
-  open_data(run, std::min(done, c.last_update() - 1));
-  if (checkpoint)
-    if (const std::string d = difference(checkpoint->state.at("dataset"), run.dataset); !d.empty())
-      fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
   if (checkpoint && done >= c.last_update()) {
     run.state.update = done;
     write_summary(run, *directory);
@@ -369,6 +362,13 @@ int train_command(const TrainOptions& options) {
     return static_cast<int>(Exit::ok);
   }
 
+  run.be = open_backend(c.device, c.precision);
+  log_line(version_line());
+  log_line(fmt::format("device: {}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : ""));
+  open_data(run, done);
+  if (checkpoint)
+    if (const std::string d = difference(checkpoint->state.at("dataset"), run.dataset); !d.empty())
+      fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
   plan_memory(run);
   if (checkpoint) {
     run.state = load_checkpoint(checkpoint->path, checkpoint->state, *run.be, c, run.t);

@@ -210,13 +210,16 @@ std::optional<Checkpoint> newest_checkpoint_of(const fs::path& run) {
       log_warning(fmt::format("{}; skipped", e.what()));
     }
   }
+  if (!updates.empty())
+    fail(Exit::data, "[checkpoint] {}: none of its {} checkpoints is whole; restore one, or train to another output",
+         run.string(), updates.size());
   return std::nullopt;
 }
 
 Checkpoint find_checkpoint(const fs::path& path) {
   if (fs::exists(path / "state.json")) return {path, read_checkpoint_state(path)};
   if (auto newest = newest_checkpoint_of(path)) return *std::move(newest);
-  fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with a whole one", path.string());
+  fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with one", path.string());
 }
 
 RunState load_checkpoint(const fs::path& checkpoint, const ordered_json& state, Backend& be, const Config& config,

@@ -43,7 +43,9 @@ struct Checkpoint {
   std::filesystem::path path;
   nlohmann::ordered_json state;
 };
-// The newest whole checkpoint of a run, if any; a corrupt one is named in a warning and skipped.
+
+// The newest whole checkpoint of a run, if it has any; a corrupt one is named in a warning and skipped. Error (exit 3)
+// when all are corrupt: starting anew would end what a mended disk may still hold.
 std::optional<Checkpoint> newest_checkpoint_of(const std::filesystem::path& run);
 // `path` itself if it is a checkpoint's directory, else the newest whole checkpoint of the run in it. Error (exit 3).
 Checkpoint find_checkpoint(const std::filesystem::path& path);
