@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# clang-format and clang-tidy over the C++ sources; needs clang-format, clang-tidy and a configured release preset.
+# clang-format and clang-tidy over the C++ sources, shellcheck over the scripts, ruff over the Python; changes nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1-}" in
   "") ;;
-  -h | --help) echo "usage: scripts/lint.sh   (checks only; nothing is changed)"; exit 0 ;;
+  -h | --help) echo "usage: scripts/lint.sh   (after scripts/setup.sh --lint)"; exit 0 ;;
   *) echo "usage: scripts/lint.sh" >&2; exit 2 ;;
 esac
-mapfile -t sources < <(git ls-files 'src/*.cpp' 'src/*.h' 'tests/*.cpp' 'tests/*.h')
-clang-format --dry-run -Werror "${sources[@]}"
+for tool in clang-format clang-tidy shellcheck .venv/bin/ruff; do
+  command -v "$tool" >/dev/null || { echo "[lint] $tool: not found; run scripts/setup.sh --lint" >&2; exit 3; }
+done
+git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
 cmake --preset release >/dev/null
 git ls-files 'src/*.cpp' | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/release
-echo "clang-format and clang-tidy are clean"
+git ls-files '*.sh' .ci/run | xargs shellcheck
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+echo "lint: clean"

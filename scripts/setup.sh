@@ -4,16 +4,18 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config git libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
   libopenblas-openmp-dev libgtest-dev libxxhash-dev python3 python3-venv)
+lint_packages=(clang-format clang-tidy shellcheck)
 
 usage() {
   cat <<HELP
-Usage: scripts/setup.sh [--help]
+Usage: scripts/setup.sh [--lint] [--help]
 
 Prepares a Debian (12 or newer) or Ubuntu (24.04 or newer) machine for this repository:
   1. installs the apt packages that are missing, as root or with sudo, of
      ${packages[*]};
   2. selects the OpenMP build of OpenBLAS where several builds are installed;
   3. makes .venv at the repository root and installs scripts/requirements.txt into it.
+With --lint also ${lint_packages[*]}, for scripts/lint.sh.
 Runs from any folder. What is in place already is left alone, so a second run takes well under a second.
 HELP
 }
@@ -80,7 +82,8 @@ install_python() {
 case ${1-} in
   '') ;;
   -h | --help) usage; exit 0 ;;
-  *) fail "$1: unknown argument; only --help is known" 2 ;;
+  --lint) packages+=("${lint_packages[@]}") ;;
+  *) fail "$1: unknown argument; --lint and --help are known" 2 ;;
 esac
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

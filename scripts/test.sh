@@ -20,8 +20,13 @@ case "${1-}" in
   *) usage >&2; exit 2 ;;
 esac
 
-scripts/setup.sh
-[ "$full" = 1 ] && export ROWNORM_FULL=1
+if [ "$full" = 1 ]; then
+  scripts/setup.sh --lint
+  export ROWNORM_FULL=1
+else
+  scripts/setup.sh
+fi
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # the tests run beside each other
 
 build_and_test() {  # preset
   cmake --preset "$1" >/dev/null

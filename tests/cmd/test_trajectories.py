@@ -8,17 +8,14 @@ over 40 updates; another order of summation lands within about ten times that (g
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support import ROOT, expect_ok, read_safetensors, run
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-EXE = Path(os.environ.get("ROWNORM_EXE", ROOT / "build" / "release" / "rownorm"))
 
 BOUNDS = {"reference": {"record": 1e-9, "weights": 1e-9}, "cpu": {"record": 5e-6, "weights": 3e-5}}
 RECORD_KEYS = {
@@ -29,18 +26,6 @@ RECORD_KEYS = {
     "validation/loss": "validation_loss",
     "validation/hilbert_step/rms": "hilbert_rms",
 }
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    dtypes = {"F64": "<f8", "F32": "<f4"}
-    tensors = {}
-    for name, entry in json.loads(data[8 : 8 + length]).items():
-        begin, end = entry["data_offsets"]
-        values = np.frombuffer(data[8 + length + begin : 8 + length + end], dtypes[entry["dtype"]])
-        tensors[name] = values.reshape(entry["shape"]).astype(np.float64)
-    return tensors
 
 
 def run_config(folder: Path, golden: dict[str, Any], head: str, device: str, output: Path) -> dict[str, Any]:
@@ -95,8 +80,7 @@ def test_trajectory(tmp_path: Path, trajectory: str, head: str, device: str) -> 
     expected = json.loads((folder / f"expected_{head}_f64.json").read_text())
     output = tmp_path / "run"
     (tmp_path / "config.json").write_text(json.dumps(run_config(folder, golden, head, device, output)))
-    command = [EXE, "train", str(tmp_path / "config.json")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    expect_ok(run("train", tmp_path / "config.json", timeout=300))
 
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [r["progress/update"] for r in records] == [e["update"] for e in expected] == list(range(1, 41))
@@ -122,5 +106,5 @@ def test_trajectory(tmp_path: Path, trajectory: str, head: str, device: str) -> 
     assert ours.keys() == final.keys()
     for name, right in final.items():
         change = np.linalg.norm(right - initial[name])
-        error = np.linalg.norm(ours[name] - right) / change
+        error = np.linalg.norm(ours[name].astype(np.float64) - right) / change
         assert error <= BOUNDS[device]["weights"], (name, error)
