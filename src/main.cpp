@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "cmd/commands.h"
 #include "train/log.h"
 #include "train/run_directory.h"
@@ -75,6 +76,7 @@ std::string on_one_line(std::string text) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
   std::signal(SIGPIPE, SIG_IGN);
+  report_shortened_mappings();
   start_log();
   try {
     return run(argc, argv);

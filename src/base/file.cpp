@@ -11,6 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -58,7 +63,40 @@ int sync_descriptor(int fd) {
   return result;
 }
 
+// Runs inside a signal handler, on a process that is about to end: nothing here allocates or locks.
+// /proc/self/maps has a line a mapping, "from-to permissions offset device inode path".
+extern "C" void on_bus_error(int, siginfo_t* info, void*) {
+  static char line[PATH_MAX + 128];
+  const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+  const char* path = nullptr;
+  const int maps = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  std::size_t length = 0;
+  for (char byte = 0; !path && ::read(maps, &byte, 1) == 1;) {
+    if (byte != '\n') {
+      if (length + 1 < sizeof line) line[length++] = byte;
+      continue;
+    }
+    line[std::exchange(length, 0)] = '\0';
+    char* end = nullptr;
+    const std::uintptr_t from = ::strtoull(line, &end, 16), to = ::strtoull(end + 1, nullptr, 16);
+    if (from <= address && address < to) path = ::strchr(line, '/');
+  }
+  static char message[PATH_MAX + 128];
+  const int size =
+      ::snprintf(message, sizeof message, "[file] %s: became shorter while in use; restore it and resume\n",
+                 path ? path : "a mapped file");
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message, static_cast<std::size_t>(size));
+  ::_exit(static_cast<int>(Exit::data));
+}
+
 }  // namespace
+
+void report_shortened_mappings() {
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  action.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &action, nullptr);
+}
 
 MappedFile::MappedFile(const std::string& what, const std::filesystem::path& path) : path_(path) {
   struct stat status {};

@@ -29,6 +29,10 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// From now on, touching a page of a mapped file that another program has cut off ends the process with exit 3 and one
+// line that names the file, where it would have died of SIGBUS.
+void report_shortened_mappings();
+
 // Buffered writer of one new file; Error (exit 3) with the path and the system's reason on any failure (disk full,
 // file size limit, ...). close() syncs it to disk; a writer destroyed before close() removes the file.
 class FileWriter {

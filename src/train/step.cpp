@@ -36,15 +36,14 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
   const std::int64_t micro_steps = config.batch.sequences / (b * ranks);
   const double scale = 1 / static_cast<double>(config.tokens_per_update());
   Activations& a = t.activations;
-  Batch batch;
   std::vector<Comm::Ticket> tickets;
 
   be.fill(t.loss, 0);
   zero(be, t.gradients);
   for (std::int64_t m = 0; m < micro_steps; ++m) {
-    read_training_batch(batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
-    be.upload(a.tokens, batch.inputs.data());
-    be.upload(a.targets, batch.targets.data());
+    read_training_batch(t.batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
+    be.upload(a.tokens, t.batch.inputs.data());
+    be.upload(a.targets, t.batch.targets.data());
     const bool last = m + 1 == micro_steps;  // then a block is complete as soon as backward has passed it
     const auto reduce = [&](Role role, std::int64_t layer) {
       if (last)

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/arena.h"
+#include "data/batches.h"
 #include "geometry/diameter.h"
 #include "geometry/hilbert.h"
 #include "model/parameters.h"
@@ -28,6 +29,7 @@ struct Training {
   DiameterTensors diameter;
   Panel panel;
   Tensor workspace;  // (bytes) u8, the backend's
+  Batch batch;       // a micro-batch on the host, kept so that the loop allocates nothing
 };
 
 WorkspaceSizes workspace_sizes(const Config& config);

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -946,3 +947,15 @@ def test_standard_output_full(whole_run: dict[str, Any]) -> None:
     finally:
         os.close(full)
     expect_error(result, DATA, "standard output", "No space left on device")
+
+
+def test_shard_cut_off_while_in_use(world: World) -> None:
+    """Its pages are gone under the mapping: one line instead of a death by SIGBUS, and the checkpoints stay."""
+    world.set(schedule__updates=100_000, checkpoint__every=5, evaluation__every=0, diagnostics__hilbert_panel=[])
+    process = start("train", write_config(world.folder / "config.json", world.config), stderr=subprocess.PIPE)
+    wait_for(lambda: (world.output / "checkpoints").is_dir() and len(checkpoints(world.output)) >= 2)
+    for shard in world.data.glob("train_*.bin"):
+        os.truncate(shard, 0)
+    _, err = process.communicate(timeout=60)
+    expect_error(Result(process.returncode, "", err.decode()), 3, "[file]", "train_", "became shorter while in use")
+    expect_ok(run("inspect", checkpoint(world.output, int(checkpoints(world.output)[-1].removeprefix("update-")))))
