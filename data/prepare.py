@@ -400,6 +400,9 @@ def prepare(options: argparse.Namespace) -> None:
             "one each; --separator splits a file"
         )
     train, validation = split_documents(distinct, options.validation_fraction)
+    held = sum(map(len, validation)) / sum(map(len, distinct))
+    if held > 2 * options.validation_fraction:
+        say(f"warning: whole documents only: validation holds {held:.0%} of the bytes; --separator makes smaller ones")
 
     if options.tokenizer == "bytes":
         tokenizer = Tokenizer(256, 0, lambda block: block)

@@ -199,8 +199,12 @@ def draw(runs: list[Run], title: str | None) -> Figure:
             panel.set_yscale("log")
 
     # The curves fall steeply and then hardly differ: the free upper right corner shows the last third enlarged.
+    to_corner = axes[0].transScale + axes[0].transLimits  # data to fractions of the panel
+    corner_is_free = not any(
+        x > 0.38 and y > 0.38 for line in axes[0].lines for x, y in to_corner.transform(line.get_xydata())
+    )
     inset = axes[0].inset_axes((0.45, 0.45, 0.53, 0.5))
-    if len(draw_curves(inset, LOSS, 2 / 3 * last, 1.0)) > 2 * len(groups):
+    if corner_is_free and len(draw_curves(inset, LOSS, 2 / 3 * last, 1.0)) > 2 * len(groups):
         inset.tick_params(labelsize=7)
         inset.grid(alpha=0.25, linewidth=0.5)
         inset.set_title("last third", fontsize=7, pad=2)

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1-}" in
   "") ;;
-  -h | --help) echo "usage: scripts/quickstart.sh   (about ten minutes on two cores; no GPU, no download of text)"; exit 0 ;;
+  -h | --help) echo "usage: scripts/quickstart.sh   (about seven minutes on two cores; no GPU, no download of text)"; exit 0 ;;
   *) echo "usage: scripts/quickstart.sh" >&2; exit 2 ;;
 esac
 

@@ -1,3 +1,5 @@
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -39,8 +41,7 @@ int run(int argc, char** argv) {
   sub = app.add_subcommand("eval", "loss and perplexity of a checkpoint on shards");
   sub->add_option("checkpoint", eval.checkpoint, "a checkpoint's or a run's directory")->required();
   sub->add_option("--data", eval.data, "shards (pattern); default: the run's validation data");
-  sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)")
-      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)");
   sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(CLI::PositiveNumber);
   sub->add_option("--device", eval.device, "auto, cpu, cuda, reference");
   sub->add_option("--precision", eval.precision, "auto, bf16, tf32, fp32, fp64");
@@ -74,6 +75,9 @@ std::string on_one_line(std::string text) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file opened later must not become standard output by taking its free number.
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return static_cast<int>(Exit::data);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
   std::signal(SIGPIPE, SIG_IGN);
   report_shortened_mappings();

@@ -10,6 +10,7 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/log.h"
+#include "train/run_directory.h"
 #include "train/validation.h"
 
 namespace rownorm {
@@ -25,8 +26,8 @@ int eval_command(const EvalOptions& options) {
   for (const ShardInfo& s : shards.shards()) available += blocks_of(s.tokens, model.context);
   std::int64_t tokens = options.tokens;
   if (tokens < 0) tokens = options.data.empty() ? config.evaluation.tokens : 0;
-  if (tokens % model.context != 0)
-    fail(Exit::usage, "[eval] --tokens {}: must be a multiple of the context {}", tokens, model.context);
+  if (options.tokens < -1 || tokens % model.context != 0)
+    fail(Exit::usage, "[eval] --tokens {}: must be 0 or a multiple of the context {}", tokens, model.context);
   const std::int64_t sequences = tokens == 0 ? available : tokens / model.context;
   if (sequences == 0) fail(Exit::data, "[eval] {}: holds no whole sequence of {} tokens", options.data, model.context);
   ValidationSet data(shards, model.context, sequences);
@@ -70,7 +71,7 @@ int eval_command(const EvalOptions& options) {
   const nlohmann::ordered_json result = {
       {"checkpoint", checkpoint.string()}, {"update", state.at("update")}, {"loss", mean},
       {"perplexity", std::exp(mean)},      {"sequences", sequences},       {"tokens", sequences * model.context}};
-  fmt::print("{}\n", result.dump(2));
+  fmt::print("{}\n", json_text(result, 2));
   return static_cast<int>(Exit::ok);
 }
 

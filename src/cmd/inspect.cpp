@@ -12,6 +12,7 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/metrics.h"
+#include "train/run_directory.h"
 
 namespace rownorm {
 namespace {
@@ -161,7 +162,7 @@ int inspect_command(const InspectOptions& options) {
   } else {
     fail(Exit::usage, "[inspect] --diameter {}: {} is not a safetensors file", options.diameter, options.path);
   }
-  fmt::print("{}\n", result.dump(2));
+  fmt::print("{}\n", json_text(result, 2));
   return static_cast<int>(Exit::ok);
 }
 

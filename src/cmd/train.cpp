@@ -192,6 +192,14 @@ Due due_at(const Config& c, std::int64_t update) {
           last || every(c.checkpoint.every) || std::find(keep.begin(), keep.end(), update) != keep.end(), last};
 }
 
+// The last update up to `update` that has a record whatever may differ on resume; -1 for none.
+std::int64_t last_measured(const Config& c, std::int64_t update) {
+  std::int64_t latest = -1;
+  for (const std::int64_t n : {c.evaluation.every, c.diagnostics.diameter_every})
+    if (n > 0 && update >= n) latest = std::max(latest, update / n * n);
+  return latest;
+}
+
 // The record of the update just made (README, "Metrics").
 ordered_json make_record(Run& run, const Due& due, double lr_scale, double seconds, std::int64_t updates) {
   const Config& c = run.config;
@@ -352,6 +360,7 @@ int train_command(const TrainOptions& options) {
   if (exists) {
     directory.emplace(RunDirectory::open(c.output));
     checkpoint = checkpoint_to_resume(c);
+    if (!checkpoint) log_line(fmt::format("{}: no checkpoint yet; starting anew", c.output));
   }
   const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
 
@@ -386,6 +395,9 @@ int train_command(const TrainOptions& options) {
   directory->write("config.json", to_json(c));
   log_to_file(directory->path() / "train.log");
   MetricsFile metrics(directory->path() / "metrics.jsonl", checkpoint ? done : -1);
+  if (const std::int64_t expected = last_measured(c, done); checkpoint && metrics.last_update() < expected)
+    log_warning(fmt::format("[metrics] {}: ends at update {}, the record of update {} is missing",
+                            (directory->path() / "metrics.jsonl").string(), metrics.last_update(), expected));
   Provenance provenance(*directory, c, *run.be, run.comm->size(), run.dataset, done + 1);
   log_line(fmt::format("{}: {} parameters, updates {} to {} of {} tokens each, {} training and {} validation shards",
                        c.name, parameter_count(c.model), done + 1, c.last_update(), c.tokens_per_update(),
@@ -409,7 +421,7 @@ int train_command(const TrainOptions& options) {
     return 128 + signal;
   }
   write_summary(run, *directory);
-  provenance.finish(run.state.update, "finished");
+  provenance.finish(run.state.update, run.state.update == c.updates() ? "finished" : "stopped at schedule.max_updates");
   log_line(fmt::format("finished: {}", (directory->path() / "summary.json").string()));
   return static_cast<int>(Exit::ok);
 }

@@ -15,22 +15,28 @@ void resize(Batch& batch, std::int64_t sequences, std::int64_t context) {
   batch.targets.resize(batch.inputs.size());
 }
 
-// Sequence `row` of the batch is block `block` of a shard: inputs [block * context, block * context + context), targets
+// Sequence `row` of the batch is block `block` of shard s: inputs [block * context, block * context + context), targets
 // one later.
-void copy_block(Batch& batch, std::int64_t row, std::span<const std::uint16_t> shard, std::int64_t block,
+void copy_block(Batch& batch, std::int64_t row, ShardSet& shards, std::size_t s, std::int64_t block,
                 std::int64_t context) {
-  const auto tokens = shard.subspan(static_cast<std::size_t>(block * context), static_cast<std::size_t>(context + 1));
+  const auto tokens =
+      shards.tokens_of(s).subspan(static_cast<std::size_t>(block * context), static_cast<std::size_t>(context + 1));
   std::copy(tokens.begin(), tokens.end() - 1, batch.inputs.begin() + row * context);
   std::copy(tokens.begin() + 1, tokens.end(), batch.targets.begin() + row * context);
+  const auto copied = [&](const std::vector<std::int32_t>& ids) {
+    return std::span(ids).subspan(static_cast<std::size_t>(row * context), static_cast<std::size_t>(context));
+  };
+  shards.check_copied(s, copied(batch.inputs));
+  shards.check_copied(s, copied(batch.targets));
 }
 
 }  // namespace
 
 void read_training_batch(Batch& batch, ShardSet& shards, const Group& group, std::int64_t context, std::int64_t first,
                          std::int64_t count) {
-  const auto tokens = shards.tokens_of(group.shard);
   resize(batch, count, context);
-  for (std::int64_t i = 0; i < count; ++i) copy_block(batch, i, tokens, group.first_block + first + i, context);
+  for (std::int64_t i = 0; i < count; ++i)
+    copy_block(batch, i, shards, group.shard, group.first_block + first + i, context);
 }
 
 ValidationSet::ValidationSet(ShardSet& shards, std::int64_t context, std::int64_t sequences)
@@ -51,7 +57,7 @@ void ValidationSet::read(Batch& batch, std::int64_t first, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto next = std::ranges::upper_bound(first_of_shard_, first + i);
     const auto shard = static_cast<std::size_t>(next - first_of_shard_.begin() - 1);
-    copy_block(batch, i, shards_.tokens_of(shard), first + i - first_of_shard_[shard], context_);
+    copy_block(batch, i, shards_, shard, first + i - first_of_shard_[shard], context_);
   }
 }
 

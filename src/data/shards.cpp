@@ -103,4 +103,11 @@ std::span<const std::uint16_t> ShardSet::tokens_of(std::size_t s) {
   return tokens_in(*open_[s]);
 }
 
+void ShardSet::check_copied(std::size_t s, std::span<const std::int32_t> tokens) const {
+  const auto largest = std::ranges::max_element(tokens);
+  if (largest != tokens.end() && *largest >= vocab_size_)
+    fail(Exit::data, "[shard] {}: changed while in use: now holds token {}, must be less than model.vocab_size {}",
+         shards_.at(s).path.string(), *largest, vocab_size_);
+}
+
 }  // namespace rownorm

@@ -1,6 +1,9 @@
 #include "train/checkpoint.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -12,6 +15,7 @@
 #include "base/safetensors.h"
 #include "train/log.h"
 #include "train/numbers.h"
+#include "train/run_directory.h"
 
 namespace rownorm {
 namespace {
@@ -91,7 +95,7 @@ fs::path unfinished_path(const fs::path& checkpoint) {
 }
 
 std::string digest_of(const ordered_json& document) {
-  const std::string text = document.dump();
+  const std::string text = json_text(document);
   return digest(std::as_bytes(std::span(text)));
 }
 
@@ -134,7 +138,7 @@ void write_checkpoint(const fs::path& run, Backend& be, const Config& config, co
         {"dataset", dataset},
         {"config", to_json(config)}};
     document["xxh128"] = digest_of(document);
-    write_text_atomically(unfinished / "state.json", document.dump(1) + "\n");
+    write_text_atomically(unfinished / "state.json", json_text(document, 1) + "\n");
     sync_directory(unfinished);
     fs::remove_all(final_path, error);  // a corrupt one that resuming skipped
     rename_path(unfinished, final_path);
@@ -148,8 +152,13 @@ void write_checkpoint(const fs::path& run, Backend& be, const Config& config, co
 std::vector<std::int64_t> list_checkpoints(const fs::path& run) {
   std::vector<std::int64_t> updates;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error))
-    if (const std::int64_t update = update_of(entry.path().filename().string()); update >= 0) updates.push_back(update);
+  const fs::path folder = run / "checkpoints";
+  if (fs::symlink_status(folder, error).type() == fs::file_type::not_found) return updates;
+  // One that is there but cannot be listed (an unmounted disk, no permission) is not the same as none.
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (const std::int64_t update = update_of(entry->path().filename().string()); update >= 0)
+      updates.push_back(update);
+  if (error) fail(Exit::data, "[checkpoint] {}: cannot be listed: {}", folder.string(), error.message());
   std::sort(updates.begin(), updates.end());
   return updates;
 }
@@ -204,6 +213,8 @@ std::optional<Checkpoint> newest_checkpoint_of(const fs::path& run) {
   const auto updates = list_checkpoints(run);
   for (auto update = updates.rbegin(); update != updates.rend(); ++update) {
     const fs::path path = checkpoint_path(run, *update);
+    if (access(path.c_str(), R_OK | X_OK) != 0)  // perhaps whole: not to be trained over
+      fail(Exit::data, "[checkpoint] {}: cannot be read: {}", path.string(), std::strerror(errno));
     try {
       return Checkpoint{path, read_checkpoint_state(path)};
     } catch (const Error& e) {
@@ -211,8 +222,7 @@ std::optional<Checkpoint> newest_checkpoint_of(const fs::path& run) {
     }
   }
   if (!updates.empty())
-    fail(Exit::data, "[checkpoint] {}: none of its {} checkpoints is whole; restore one, or train to another output",
-         run.string(), updates.size());
+    fail(Exit::data, "[checkpoint] {}: none of its {} checkpoints is whole", run.string(), updates.size());
   return std::nullopt;
 }
 

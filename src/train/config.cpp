@@ -247,6 +247,10 @@ Config parse_config(const std::string& text, const std::string& where, const std
 }
 
 Config load_config(const std::filesystem::path& path, const std::vector<std::string>& overrides, std::int64_t ranks) {
+  constexpr std::uintmax_t limit = 16 << 20;  // bytes; a config is a page
+  std::error_code error;
+  if (const auto size = std::filesystem::file_size(path, error); !error && size > limit)
+    fail(Exit::usage, "[config] {}: {} bytes, must be at most {}", path.string(), size, limit);
   return parse_config(read_text("config", path), path.string(), overrides, ranks);
 }
 

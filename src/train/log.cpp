@@ -37,6 +37,8 @@ void start_log() {
 }
 
 void log_to_file(const std::filesystem::path& path) {
+  if (std::error_code error; std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+    fail(Exit::data, "[log] {}: is not a regular file", path.string());
   try {
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
     sink->set_pattern("[%Y-%m-%d %H:%M:%S] [%l] %v");
@@ -79,7 +81,7 @@ std::string describe(const ProgressState& s) {
 
 void show_progress(const ProgressState& state) {
   static const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (!terminal) return;
+  if (!terminal || state.tokens_per_second == 0) return;  // nothing measured yet
   std::fprintf(stderr, "\r\x1b[K%s", describe(state).c_str());
   std::fflush(stderr);
   progress_on_screen = true;

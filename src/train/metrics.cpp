@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,16 +18,19 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Calls each(record, offset behind it) for every whole line.
+// Calls each(record, offset behind it) for every whole line; a line that is no record is an error once a record follows
+// for which each() returns true ("wanted").
 void read_records(const std::string& text, const std::filesystem::path& path,
-                  const std::function<void(const ordered_json&, std::size_t)>& each) {
+                  const std::function<bool(const ordered_json&, std::size_t)>& each) {
   std::size_t begin = 0;
+  std::optional<std::size_t> bad;
   for (std::size_t end = text.find('\n'); end != std::string::npos; begin = end + 1, end = text.find('\n', begin)) {
     const auto record = ordered_json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
                                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
     if (!record.is_object() || !record.contains("progress/update") || !record["progress/update"].is_number_integer())
-      fail(Exit::data, "[metrics] {}: byte {}: not a record with progress/update", path.string(), begin);
-    each(record, end + 1);
+      bad = bad.value_or(begin);
+    else if (each(record, end + 1) && bad)
+      fail(Exit::data, "[metrics] {}: byte {}: not a record with progress/update", path.string(), *bad);
   }
 }
 
@@ -35,7 +40,9 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t update)
   std::size_t keep = 0;
   if (std::filesystem::exists(path))
     read_records(read_text("metrics", path), path, [&](const ordered_json& record, std::size_t end) {
-      if (record["progress/update"].get<std::int64_t>() <= update) keep = end;
+      const auto at = record["progress/update"].get<std::int64_t>();
+      if (at <= update) std::tie(keep, last_update_) = std::tuple(end, at);
+      return at <= update;
     });
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0644);
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(keep)) != 0) {
@@ -72,8 +79,10 @@ void MetricsFile::sync() {
 
 ordered_json latest_metrics(const std::filesystem::path& path) {
   ordered_json latest = ordered_json::object();
-  read_records(read_text("metrics", path), path,
-               [&](const ordered_json& record, std::size_t) { latest.update(record); });
+  read_records(read_text("metrics", path), path, [&](const ordered_json& record, std::size_t) {
+    latest.update(record);
+    return true;
+  });
   return latest;
 }
 

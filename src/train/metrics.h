@@ -9,9 +9,10 @@ namespace rownorm {
 
 class MetricsFile {
  public:
-  // Opens (or creates) the file, cutting off an unfinished last line and every record of an update after `update`
-  // (-1: all records). Error (exit 3) on failure or a line that is no record.
+  // Opens (or creates) the file, cutting off what stands behind the last record of an update <= `update` (-1: all).
+  // Error (exit 3) on failure or a line before that record that is none.
   MetricsFile(const std::filesystem::path& path, std::int64_t update);
+  std::int64_t last_update() const { return last_update_; }  // of the records kept; -1 for none
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
@@ -22,6 +23,7 @@ class MetricsFile {
  private:
   std::filesystem::path path_;
   int fd_ = -1;
+  std::int64_t last_update_ = -1;
 };
 
 // The latest value of every key, over all records.

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -30,6 +31,10 @@ ordered_json shards_of(const ShardSet& set) {
 
 }  // namespace
 
+std::string json_text(const ordered_json& document, int indent) {
+  return document.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 RunDirectory RunDirectory::create(const fs::path& path) {
   std::error_code error;
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
@@ -44,7 +49,10 @@ RunDirectory RunDirectory::create(const fs::path& path) {
 RunDirectory RunDirectory::open(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) fail(Exit::data, "[output] {}: not a directory", path.string());
-  if (!fs::is_empty(path, error) && !fs::exists(path / "config.json", error))
+  // A run that was killed before its config.json was whole leaves at most the part of it.
+  const auto foreign = [](const fs::directory_entry& entry) { return entry.path().extension() != ".partial"; };
+  if (!fs::exists(path / "config.json", error) &&
+      std::any_of(fs::directory_iterator(path), fs::directory_iterator(), foreign))
     fail(Exit::data, "[output] {}: not a run's directory (no config.json in it); name another output", path.string());
   return lock(path);
 }
@@ -54,7 +62,8 @@ RunDirectory RunDirectory::lock(const fs::path& path) {
   if (fd < 0) fail(Exit::data, "[output] {}: {}", path.string(), std::strerror(errno));
   RunDirectory directory(path, fd);
   if (flock(fd, LOCK_EX | LOCK_NB) != 0)
-    fail(Exit::data, "[output] {}: in use by another run (or {})", path.string(), std::strerror(errno));
+    fail(Exit::data, "[output] {}: {}", path.string(),
+         errno == EWOULDBLOCK ? "in use by another run" : std::strerror(errno));
   if (access(path.c_str(), W_OK) != 0) fail(Exit::data, "[output] {}: {}", path.string(), std::strerror(errno));
   return directory;
 }
@@ -64,7 +73,7 @@ RunDirectory::~RunDirectory() {
 }
 
 void RunDirectory::write(const std::string& name, const ordered_json& document) const {
-  write_text_atomically(path_ / name, document.dump(2) + "\n");
+  write_text_atomically(path_ / name, json_text(document, 2) + "\n");
 }
 
 ordered_json fingerprint(const ShardSet& train, const ShardSet& validation) {
@@ -75,8 +84,8 @@ std::string difference(const ordered_json& checkpoint, const ordered_json& now) 
   for (const char* role : {"train", "validation"}) {
     const ordered_json &was = checkpoint.at(role), &is = now.at(role);
     for (std::size_t i = 0; i < std::max(was.size(), is.size()); ++i) {
-      const std::string before = i < was.size() ? was[i].dump() : "nothing",
-                        after = i < is.size() ? is[i].dump() : "nothing";
+      const std::string before = i < was.size() ? json_text(was[i]) : "nothing",
+                        after = i < is.size() ? json_text(is[i]) : "nothing";
       if (before != after) return fmt::format("{} shard {}: {} at the checkpoint, {} now", role, i, before, after);
     }
   }

@@ -10,6 +10,9 @@
 
 namespace rownorm {
 
+// JSON text, compact or indented. A file name that is not UTF-8 is written with U+FFFD.
+std::string json_text(const nlohmann::ordered_json& document, int indent = -1);
+
 // Holds the directory's lock (flock) until destroyed. Error (exit 3): not a directory, not creatable or writable, in
 // use by another process.
 class RunDirectory {
