@@ -24,18 +24,16 @@ ordered_json inspect_shards(const std::string& pattern) {
   ordered_json list = ordered_json::array();
   std::int64_t total = 0;
   for (const fs::path& path : expand_pattern(pattern)) {
-    const ShardInfo info = read_shard_info(path);
     const MappedFile file("shard", path);
+    const ShardInfo info = parse_shard(file.bytes(), path);
     const auto* tokens = reinterpret_cast<const std::uint16_t*>(file.bytes().data() + shard_header_bytes);
-    ordered_json entry = {{"path", path.string()}, {"tokens", info.tokens}};
-    if (info.tokens > 0) {
-      const auto [low, high] = std::minmax_element(tokens, tokens + info.tokens);
-      entry["smallest_token"] = *low;
-      entry["largest_token"] = *high;
-    }
-    entry["header_xxh128"] = info.header_digest;
-    entry["xxh128"] = digest(file.bytes());
-    list.push_back(entry);
+    const auto [low, high] = std::minmax_element(tokens, tokens + info.tokens);  // a shard holds at least one
+    list.push_back({{"path", path.string()},
+                    {"tokens", info.tokens},
+                    {"smallest_token", *low},
+                    {"largest_token", *high},
+                    {"header_xxh128", info.header_digest},
+                    {"xxh128", digest(file.bytes())}});
     total += info.tokens;
   }
   return {{"kind", "shards"}, {"shards", list}, {"tokens", total}};

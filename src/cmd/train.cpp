@@ -219,6 +219,7 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     run.state.loss_count = run.state.clipped_count = 0;
   }
   if (due.diameter) {
+    share_head_step(*run.comm, run.t);
     const StepGeometry g = measure_step(*run.be, *run.comm, run.t.diameter, run.t.optimizer.head_step);
     r["diagnostics/lm_head_step/diameter_exact"] = checked(run, "the head step's diameter", g.diameter);
     r["diagnostics/lm_head_step/diameter_pair"] = g.pair;

@@ -20,7 +20,8 @@ class Comm {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // In place on every rank.
+  // In place on every rank; f64, f32, i32, and bf16 (added in f32). Ordered like start_*: after what is enqueued,
+  // before what comes next. min and max are NaN where any rank's value is, as everywhere in the operations.
   virtual void all_reduce(Tensor t, Reduction how) = 0;
   // start_*: ordered after the work enqueued on the device so far, and may overlap what is enqueued next. After wait()
   // everything enqueued sees the result. The tensor may not be touched in between.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 #include "base/random.h"
@@ -18,8 +19,9 @@ constexpr std::int64_t host_chunk = 1 << 20;  // elements staged on the host at 
 template <class Produce>
 void upload_in_chunks(Backend& be, Tensor matrix, DType host_dtype, Produce produce) {
   const Tensor flat = matrix.reshape({matrix.size()});
-  std::vector<double> buffer(static_cast<std::size_t>(std::min(host_chunk, flat.size())));
-  std::vector<double> converted(buffer.size());
+  const auto room = static_cast<std::size_t>(std::min(host_chunk, flat.size()));
+  std::vector<std::byte> buffer(room * static_cast<std::size_t>(size_of(host_dtype)));
+  std::vector<double> converted(room);
   for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
     const std::int64_t n = std::min(host_chunk, flat.size() - first);
     const Tensor host{buffer.data(), host_dtype, {n}};
@@ -113,8 +115,10 @@ void load_weights(Backend& be, const Parameters& weights, const ModelConfig& mod
     if (entry.dtype != "F32" && entry.dtype != "F64" && entry.dtype != "BF16")
       fail(Exit::data, "[weights] {}: {} is {}, expected F32, F64 or BF16", path.string(), p.name, entry.dtype);
   }
+  std::set<std::string> known;
+  for (const auto& p : table) known.insert(p.name);
   for (const auto& [name, entry] : file.entries())
-    if (std::none_of(table.begin(), table.end(), [&](const auto& p) { return p.name == name; }))
+    if (!known.contains(name))
       fail(Exit::data, "[weights] {}: {} is not a parameter of this model ({} layers)", path.string(), name,
            model.layers);
   for (std::size_t i = 0; i < table.size(); ++i)

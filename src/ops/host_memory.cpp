@@ -13,23 +13,31 @@
 namespace rownorm {
 namespace {
 
-// What can be had without swapping, in bytes (proc(5), /proc/meminfo); -1 when the system does not say.
+// What this process can have without swapping, in bytes: the machine's (proc(5), /proc/meminfo) and its control group's
+// (cgroup v2, as containers and Slurm set it), whichever is less; INT64_MAX when the system does not say.
 std::int64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
+  std::int64_t available = INT64_MAX;
+  std::ifstream machine("/proc/meminfo");
   std::string key, unit;
-  std::int64_t kibibytes = 0;
-  while (file >> key >> kibibytes) {
-    if (key == "MemAvailable:") return kibibytes * 1024;
-    std::getline(file, unit);
+  for (std::int64_t kibibytes = 0; machine >> key >> kibibytes; std::getline(machine, unit))
+    if (key == "MemAvailable:") available = kibibytes * 1024;
+
+  std::ifstream group("/proc/self/cgroup");  // "0::/path"
+  for (std::string line; std::getline(group, line);) {
+    if (!line.starts_with("0::/")) continue;
+    const std::string folder = "/sys/fs/cgroup" + line.substr(3);
+    std::int64_t limit = 0, used = 0;
+    if (std::ifstream(folder + "/memory.max") >> limit && std::ifstream(folder + "/memory.current") >> used)
+      available = std::min(available, std::max<std::int64_t>(limit - used, 0));
   }
-  return -1;
+  return available;
 }
 
 }  // namespace
 
 Memory allocate_host_memory(const std::string& device, std::int64_t bytes) {
   const std::int64_t available = available_memory();
-  if (bytes < 0 || (available >= 0 && bytes > available))
+  if (bytes < 0 || bytes > available)
     fail(Exit::device, "[memory] {}: needs {} ({} bytes), {} available", device, human_bytes(bytes), bytes,
          human_bytes(available));
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));

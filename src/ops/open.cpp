@@ -32,23 +32,29 @@ bool has(const std::string& device, const std::string& precision) {
 }
 
 // The module is found beside the executable.
-std::unique_ptr<Backend> open_cuda(const std::string& precision) {
+std::unique_ptr<Backend> open_cuda(const std::string& precision, int local_rank) {
   std::error_code error;
   const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
-  return open_cuda_module(executable.parent_path() / "librownorm_cuda.so", precision == "auto" ? "bf16" : precision);
+  return open_cuda_module(executable.parent_path() / "librownorm_cuda.so", precision == "auto" ? "bf16" : precision,
+                          local_rank);
 }
 
 }  // namespace
 
-std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision) {
+std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision,
+                                          int local_rank) {
   if (!std::filesystem::exists(module)) fail(Exit::device, "[cuda] {}: the module is not there", module.string());
   void* library = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Exit::device, "[cuda] the module cannot be loaded: {}", dlerror());
-  using Factory = Backend* (*)(const char* precision, char* message, std::size_t size);
+  const auto abi = reinterpret_cast<int (*)()>(dlsym(library, "rownorm_cuda_abi"));
+  if (abi && abi() != cuda_module_abi)
+    fail(Exit::device, "[cuda] {}: is of another build: interface {}, expected {}", module.string(), abi(),
+         cuda_module_abi);
+  using Factory = Backend* (*)(const char* precision, int local_rank, char* message, std::size_t size);
   const auto factory = reinterpret_cast<Factory>(dlsym(library, "rownorm_cuda_backend"));
-  if (!factory) fail(Exit::device, "[cuda] {}: not a module of this program: {}", module.string(), dlerror());
+  if (!abi || !factory) fail(Exit::device, "[cuda] {}: not a module of this program", module.string());
   std::array<char, 1024> message{};
-  Backend* backend = factory(precision.c_str(), message.data(), message.size());
+  Backend* backend = factory(precision.c_str(), local_rank, message.data(), message.size());
   if (!backend) fail(Exit::device, "[cuda] {}", message.data());
   return std::unique_ptr<Backend>(backend);
 }
@@ -69,13 +75,13 @@ void check_device_and_precision(const std::string& device, const std::string& pr
   }
 }
 
-std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision) {
+std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision, int local_rank) {
   check_device_and_precision(device, precision);
   if (device == "reference") return make_reference_backend();
   if (device == "cpu") return make_cpu_backend();
-  if (device == "cuda") return open_cuda(precision);
+  if (device == "cuda") return open_cuda(precision, local_rank);
   try {
-    return open_cuda(precision);
+    return open_cuda(precision, local_rank);
   } catch (const Error& error) {
     if (!has("cpu", precision))
       fail(Exit::usage, "[precision] {}: not on device cpu, which has fp32; CUDA does not work here: {}", precision,

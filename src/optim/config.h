@@ -6,8 +6,6 @@ namespace rownorm {
 
 enum class Algorithm { muon, adamw, rownorm };
 
-const char* name_of(Algorithm algorithm);  // "muon", "adamw", "rownorm"
-
 // One role's optimizer. Fields that its algorithm does not have keep their defaults and are not written.
 struct OptimizerConfig {
   Algorithm algorithm = Algorithm::adamw;

@@ -16,18 +16,6 @@ std::int64_t layer_elements(const ModelConfig& model) {
 
 }  // namespace
 
-const char* name_of(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::muon:
-      return "muon";
-    case Algorithm::adamw:
-      return "adamw";
-    case Algorithm::rownorm:
-      return "rownorm";
-  }
-  throw std::logic_error("[optimizer] unknown algorithm");
-}
-
 Optimizer make_optimizer(Arena& arena, const ModelConfig& model, const OptimizerConfigs& configs, DType master,
                          int rank, int ranks) {
   Optimizer o;
@@ -111,7 +99,7 @@ std::vector<NamedState> named_state(const Optimizer& o, const OptimizerConfigs& 
     const ParameterInfo& p = o.table[o.pieces[i].parameter];
     const bool adamw = config_of(configs, p.role).algorithm == Algorithm::adamw;
     const auto add = [&](const char* suffix, Tensor tensor) {
-      if (tensor.shape.rank() > 0) state.push_back({p.name + suffix, tensor, o.pieces[i].begin, p.rows});
+      if (tensor.shape.rank() > 0) state.push_back({p.name + suffix, tensor});
     };
     add(adamw ? ".exp_avg" : ".momentum_buffer", o.first[i]);
     add(".exp_avg_sq", o.second[i]);

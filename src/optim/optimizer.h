@@ -36,11 +36,10 @@ void update(Backend& be, Comm& comm, const Optimizer& optimizer, const Optimizer
 // The rows of S that this rank's last update() made; none where another rank owns the head.
 Tensor owned_head_step(const Optimizer& optimizer, int rank);
 
-// This rank's state by name, "<parameter>.momentum_buffer", ".exp_avg", ".exp_avg_sq", with the rows it holds.
+// This rank's state by name: "<parameter>.momentum_buffer", ".exp_avg", ".exp_avg_sq".
 struct NamedState {
   std::string name;
-  Tensor tensor;             // rows [begin, end) of the parameter
-  std::int64_t begin, rows;  // first row, and rows of the whole parameter
+  Tensor tensor;
 };
 std::vector<NamedState> named_state(const Optimizer& optimizer, const OptimizerConfigs& configs);
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <span>
 #include <string>
@@ -50,7 +51,7 @@ void write_tensors(const fs::path& path, Backend& be, const std::vector<NamedTen
   std::vector<SafetensorsWriter::Declaration> declarations;
   for (const auto& [name, t] : tensors) declarations.push_back({name, t.dtype, {t.dim(0), t.dim(1)}});
   SafetensorsWriter writer(path, declarations);
-  std::vector<double> buffer(host_chunk);  // room for either dtype
+  std::vector<std::byte> buffer(host_chunk * sizeof(double));  // room for either dtype
   for (const auto& [name, t] : tensors) {
     const Tensor flat = t.reshape({t.size()});
     for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
@@ -69,7 +70,7 @@ void read_tensors(const fs::path& path, Backend& be, const std::vector<NamedTens
   if (file.entries().size() != tensors.size())
     fail(Exit::data, "[checkpoint] {}: holds {} tensors, expected {}", path.string(), file.entries().size(),
          tensors.size());
-  std::vector<double> buffer(host_chunk);
+  std::vector<std::byte> buffer(host_chunk * sizeof(double));
   for (const auto& [name, t] : tensors) {
     if (file.at(name).shape != std::vector<std::int64_t>{t.dim(0), t.dim(1)})
       fail(Exit::data, "[checkpoint] {}: {} has another shape, expected {}", path.string(), name, t.shape.str());
@@ -143,6 +144,7 @@ void write_checkpoint(const fs::path& run, Backend& be, const Config& config, co
     fs::remove_all(final_path, error);  // a corrupt one that resuming skipped
     rename_path(unfinished, final_path);
     sync_directory(final_path.parent_path());
+    sync_directory(run);
   } catch (...) {
     fs::remove_all(unfinished, error);
     throw;

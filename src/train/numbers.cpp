@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <stdexcept>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace {
 bool all_finite(Backend& be, Tensor t) {
   constexpr std::int64_t chunk = 1 << 20;  // elements on the host at a time
   const Tensor flat = t.reshape({t.size()});
-  std::vector<double> buffer(static_cast<std::size_t>(std::min(chunk, t.size())));  // room for any dtype
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(chunk, t.size()) * size_of(t.dtype)));
   for (std::int64_t first = 0; first < t.size(); first += chunk) {
     const Tensor part = flat.rows(first, std::min(first + chunk, t.size()));
     be.download(buffer.data(), part);

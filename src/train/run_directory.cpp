@@ -39,7 +39,9 @@ RunDirectory RunDirectory::create(const fs::path& path) {
   std::error_code error;
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   if (error) fail(Exit::data, "[output] {}: cannot be created: {}", path.string(), error.message());
-  if (!fs::create_directory(path, error)) {
+  const bool created = fs::create_directory(path, error);
+  if (created) sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+  if (!created) {
     if (error) fail(Exit::data, "[output] {}: cannot be created: {}", path.string(), error.message());
     fail(Exit::data, "[output] {}: exists already; continue it with --resume, or name another output", path.string());
   }

@@ -20,14 +20,6 @@ void for_each_block(const Training& t, const Parameters& parameters, Role role, 
   }
 }
 
-void share_rows(Comm& comm, const Training& t, Role role, Tensor matrix) {
-  std::vector<Comm::Ticket> tickets;
-  for (const Piece& piece : t.optimizer.pieces)
-    if (t.optimizer.table[piece.parameter].role == role && piece.begin < piece.end)
-      tickets.push_back(comm.start_broadcast(matrix.rows(piece.begin, piece.end), piece.owner));
-  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
-}
-
 }  // namespace
 
 void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards,
@@ -82,7 +74,14 @@ void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& 
     for_each_block(t, t.weights, Role::hidden, layer, broadcast);
   for_each_block(t, t.weights, Role::head, -1, broadcast);
   for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
-  share_rows(comm, t, Role::head, t.optimizer.head_step);
+}
+
+void share_head_step(Comm& comm, const Training& t) {
+  std::vector<Comm::Ticket> tickets;
+  for (const Piece& piece : t.optimizer.pieces)
+    if (t.optimizer.table[piece.parameter].role == Role::head && piece.begin < piece.end)
+      tickets.push_back(comm.start_broadcast(t.optimizer.head_step.rows(piece.begin, piece.end), piece.owner));
+  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
 }
 
 }  // namespace rownorm

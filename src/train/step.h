@@ -16,9 +16,12 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
                        const Group& group);
 
 // Update number `update` = 1, 2, ... on the group's sequences. Leaves the loss, the norm before clipping (t.control)
-// and the head's increment S (t.optimizer.head_step, whole on every rank) on the device. If loss or norm is not finite
+// and this rank's rows of the head's increment S (t.optimizer.head_step) on the device. If loss or norm is not finite
 // nothing changes, in this update and all later ones.
 void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
           std::int64_t update, double lr_scale);
+
+// Makes t.optimizer.head_step whole on every rank.
+void share_head_step(Comm& comm, const Training& t);
 
 }  // namespace rownorm

@@ -74,18 +74,19 @@ TEST(Open, ModuleThatCannotBeLoaded) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "rownorm_not_a_module.so";
   std::ofstream(path) << "text";
   expect_error(Exit::device, "[cuda] the module cannot be loaded: " + path.string(),
-               [&] { open_cuda_module(path, "bf16"); });
+               [&] { open_cuda_module(path, "bf16", 0); });
   std::filesystem::remove(path);
 }
 
 TEST(Open, ModuleOfSomethingElse) {
   Dl_info info{};
   ASSERT_NE(dladdr(reinterpret_cast<void*>(&std::terminate), &info), 0);  // any shared library: that of C++
-  expect_error(Exit::device, "not a module of this program", [&] { open_cuda_module(info.dli_fname, "bf16"); });
+  expect_error(Exit::device, "not a module of this program", [&] { open_cuda_module(info.dli_fname, "bf16", 0); });
 }
 
 TEST(Open, ModuleWithoutADeviceSaysWhy) {
-  expect_error(Exit::device, "[cuda] no device for tf32", [] { open_cuda_module(ROWNORM_FAKE_CUDA_MODULE, "tf32"); });
+  expect_error(Exit::device, "[cuda] no device 3 for tf32",
+               [] { open_cuda_module(ROWNORM_FAKE_CUDA_MODULE, "tf32", 3); });
 }
 
 }  // namespace

@@ -341,7 +341,7 @@ TEST(ConfigCheck, TheLargestModelDoesNotOverflow) {
              "\"head_dim\":1048576,\"mlp_ratio\":256}"});
   EXPECT_EQ(parameter_count(c.model), (std::int64_t{1} << 52) * (4 + 3 * 256) + (std::int64_t{1} << 37));
   expect_error(
-      Exit::usage, "batch.micro_batch: 16777216 sequences of 1048576 tokens and 536870912 values a token", [&] {
+      Exit::usage, "batch.micro_batch: 16777216 sequences of 1048576 tokens, must be fewer than 2^31 tokens", [&] {
         parse(
             {"model={\"vocab_size\":65536,\"context\":1048576,\"layers\":4096,\"width\":1048576,\"head_dim\":2,"
              "\"mlp_ratio\":256}",

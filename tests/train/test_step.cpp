@@ -63,12 +63,11 @@ class Step : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(Step, ChangesEveryMatrix) {
-  const auto before = everything();
+  std::vector<std::vector<double>> before;
+  for (const Tensor& matrix : t.master.matrices) before.push_back(get(*be, matrix));
   make(1);
   EXPECT_EQ(be->read(t.control.ok), 1);
-  const auto after = everything();
-  EXPECT_NE(after, before);
-  for (const Tensor& matrix : t.master.matrices) EXPECT_TRUE(std::isfinite(get(*be, matrix)[0]));
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_NE(get(*be, t.master.matrices[i]), before[i]) << i;
 }
 
 // Once a loss or norm was not finite nothing changes any more, so that the host may look later; not even by updates
