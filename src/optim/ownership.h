@@ -1,5 +1,5 @@
-// Which rank owns which rows of which parameter. Only the owner keeps optimizer state and makes the update: layers round
-// robin, embedding and head in row blocks, whole by one rank where Muon needs the whole matrix.
+// Which rank owns which rows of which parameter. Only the owner keeps optimizer state and makes the update: layers
+// round robin, embedding and head in row blocks, whole by one rank where Muon needs the whole matrix.
 #pragma once
 #include <cstdint>
 #include <vector>

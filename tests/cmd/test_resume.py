@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import (
     ADAMW,
@@ -25,6 +26,7 @@ from support import (
     checkpoints,
     expect_ok,
     read_json,
+    read_safetensors,
     records,
     run,
     start,
@@ -32,6 +34,7 @@ from support import (
     tree,
     wait_for,
     write_config,
+    write_data,
     write_shard,
 )
 
@@ -451,3 +454,27 @@ def test_other_seed_other_run(whole_run: dict[str, Any], tmp_path: Path) -> None
     }
     expect_ok(run("train", write_config(tmp_path / "config.json", config)))
     assert records(tmp_path / "run2") != records(Path(whole_run["output"]))
+
+
+def test_the_config_reaches_the_run(tmp_path: Path) -> None:
+    """Values that other tests leave at their defaults: the seed of the weights, the schedule's end, the norm's eps."""
+    write_data(tmp_path / "data")
+
+    def final(name: str, **changes: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        config = tiny_config(tmp_path / "data", tmp_path / name, **changes)
+        expect_ok(run("train", write_config(tmp_path / f"{name}.json", config)))
+        update = records(tmp_path / name)[-1]["progress/update"]
+        weights = read_safetensors(checkpoint(tmp_path / name, update) / "model.safetensors")
+        return records(tmp_path / name)[-1], weights
+
+    one = {"schedule__max_updates": 1}  # its learning rate is 0: the checkpoint holds the initial weights
+    _, a = final("a", seed=5, **one)
+    _, b = final("b", seed=6, **one)
+    assert all(not np.array_equal(a[name], b[name]) for name in a)
+    record, _ = final("c", schedule__min_lr_ratio=0.25)
+    assert record["train/lr_scale"] == 0.25
+    plain, _ = final("d", **one)
+    for name, changes in (("e", {"model__norm_eps": 0.1}), ("f", {"model__rope_base": 10})):
+        other, weights = final(name, **one, **changes)
+        assert other["train/loss"] != plain["train/loss"]
+        assert all(np.array_equal(a[name], weights[name]) for name in a)

@@ -1,8 +1,8 @@
 """`rownorm train` from golden's weights and shards follows all 40 float64 records and ends at the recorded weights.
 
-Bounds (relative): the reference backend computes in float64, 1e-12 (about 1e-15 is measured). The CPU backend computes in float32: the published
-code's own float32 run differs from its float64 run by up to 4e-7 on a record and 3e-6 on the change of a weight matrix
-over 40 updates; another order of summation lands within about ten times that (golden/README).
+Bounds (relative): the reference backend computes in float64, 1e-12 (about 1e-15 is measured). The CPU backend computes
+in float32: the published code's own float32 run differs from its float64 run by up to 4e-7 on a record and 3e-6 on the
+change of a weight matrix over 40 updates; another order of summation lands within about ten times that (golden/README).
 """
 
 from __future__ import annotations

@@ -73,6 +73,23 @@ TEST_P(Golden, DiameterAndHilbertRmsOfEveryHeadStep) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values("reference", "cpu"));
 
+TEST(StepGeometry, MedianOfAnEvenNumberOfRowsIsTheLowerMiddleOne) {
+  const auto be = open_backend("reference", "auto");
+  const auto comm = make_single_process();
+  Tensor step;
+  DiameterTensors tensors;
+  const testing::Device memory(*be, {}, [&](Arena& arena) {
+    step = arena.add("step", DType::f64, {4, 1});
+    tensors = make_diameter(arena, 4);
+  });
+  testing::put(*be, step, {-3, 1, 7, 2});
+  const StepGeometry g = measure_step(*be, *comm, tensors, step);
+  EXPECT_EQ(g.row_norm_median, 2);
+  EXPECT_EQ(g.row_norm_max, 7);
+  EXPECT_EQ(g.diameter, 10);
+  EXPECT_EQ(g.pair, (std::array<std::int32_t, 2>{0, 2}));
+}
+
 TEST(Panel, RangesComeInTheirOrderFromAnyBatches) {
   const auto be = open_backend("reference", "auto");
   const std::int64_t d = 2, positions = 40;

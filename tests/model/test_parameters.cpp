@@ -9,6 +9,7 @@
 #include "device.h"
 #include "golden.h"
 #include "model/parameters.h"
+#include "model/transformer.h"
 #include "ops/open.h"
 
 namespace rownorm {
@@ -79,6 +80,26 @@ TEST(Parameters, InitialWeightsAreTheSameOnEveryBackendAndNormal) {
     EXPECT_NEAR(sum / n, 0, 5 * 0.02 / std::sqrt(n));  // five standard errors
     EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5 * 0.02 / std::sqrt(2 * n));
   }
+}
+
+TEST(Activations, TheRopeTableHasTheConfigsBase) {
+  ModelConfig m = small();
+  m.width = 12;
+  m.head_dim = 6;
+  m.rope_base = 100;
+  const auto be = open_backend("reference", "auto");
+  Activations a;
+  const testing::Device memory(*be, {}, [&](Arena& arena) {
+    a = make_activations(arena, m, 1, DType::f64, DType::f64, Passes::forward, Recompute::none);
+  });
+  upload_rope(*be, a, m);
+  const auto table = testing::get(*be, a.rope);
+  for (std::size_t t = 0; t < 4; ++t)
+    for (std::size_t i = 0; i < 3; ++i) {
+      const double angle = static_cast<double>(t) / std::pow(100.0, static_cast<double>(i) / 3);
+      EXPECT_NEAR(table[t * 6 + i], std::cos(angle), 1e-15);
+      EXPECT_NEAR(table[t * 6 + 3 + i], std::sin(angle), 1e-15);
+    }
 }
 
 class LoadWeights : public ::testing::Test {

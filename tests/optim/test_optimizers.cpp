@@ -152,6 +152,95 @@ TEST_P(Golden, AdamWOnTheEmbeddingIsDense) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values("reference", "cpu"));
 
+// Muon away from its defaults against plain loops (the golden cases all have the defaults).
+TEST(Muon, MomentumNesterovAndStepsAreTheConfigs) {
+  const std::int64_t rows = 5, cols = 3;
+  const auto gradient = [](int k) {
+    Values g;
+    for (int i = 0; i < rows * cols; ++i) g.push_back(std::sin(0.7 * i * i + k));
+    return g;
+  };
+  // X <- a X + (b X X^T + c (X X^T)^2) X on the side with fewer rows: here on the transpose, written with X^T X.
+  const auto newton_schulz = [](Values x, int steps, double eps) {
+    double squares = 0;
+    for (const double v : x) squares += v * v;
+    for (double& v : x) v /= std::sqrt(squares) + eps;
+    for (int s = 0; s < steps; ++s) {
+      double a[3][3] = {}, polynomial[3][3] = {};
+      for (int i = 0; i < 3; ++i)
+        for (int j = 0; j < 3; ++j)
+          for (int r = 0; r < rows; ++r)
+            a[i][j] += x[static_cast<std::size_t>(r * 3 + i)] * x[static_cast<std::size_t>(r * 3 + j)];
+      for (int i = 0; i < 3; ++i)
+        for (int j = 0; j < 3; ++j) {
+          polynomial[i][j] = -4.7750 * a[i][j] + (i == j ? 3.4445 : 0);
+          for (int l = 0; l < 3; ++l) polynomial[i][j] += 2.0315 * a[i][l] * a[l][j];
+        }
+      Values next(x.size());
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < 3; ++j)
+          for (int l = 0; l < 3; ++l)
+            next[static_cast<std::size_t>(r * 3 + j)] += x[static_cast<std::size_t>(r * 3 + l)] * polynomial[l][j];
+      x = next;
+    }
+    return x;
+  };
+  for (const bool nesterov : {false, true}) {
+    OptimizerConfig config;
+    config.algorithm = Algorithm::muon;
+    config.momentum = 0.8;
+    config.nesterov = nesterov;
+    config.newton_schulz_steps = 3;
+    config.eps = 1e-5;
+    Bench b("reference", rows, cols);
+    Values buffer(rows * cols, 0);
+    for (int k = 0; k < 2; ++k) {
+      const Values g = gradient(k);
+      testing::put(*b.be, b.slot.gradient, g);
+      b.step(config, 0.01, k + 1);
+      Values direction;
+      for (std::size_t i = 0; i < g.size(); ++i) {
+        buffer[i] = 0.8 * buffer[i] + g[i];
+        direction.push_back(nesterov ? g[i] + 0.8 * buffer[i] : buffer[i]);
+      }
+      Values expected = newton_schulz(direction, 3, 1e-5);
+      for (double& v : expected) v *= -0.01 * std::sqrt(5.0 / 3.0);
+      EXPECT_LE(golden::relative_l2(testing::get(*b.be, b.slot.step), expected), 1e-13);
+    }
+  }
+}
+
+// The definition in plain loops, on a gradient whose columns do not add up to zero: both projections show.
+TEST(ProjectedRowNorm, CentresBeforeAndAfterNormalising) {
+  const std::int64_t rows = 4, cols = 3;
+  Values g;
+  for (int i = 0; i < rows * cols; ++i) g.push_back(1 + std::sin(2.1 * i));
+  const auto centred = [](Values x) {
+    for (int j = 0; j < cols; ++j) {
+      double mean = 0;
+      for (int i = 0; i < rows; ++i) mean += x[static_cast<std::size_t>(i * cols + j)] / rows;
+      for (int i = 0; i < rows; ++i) x[static_cast<std::size_t>(i * cols + j)] -= mean;
+    }
+    return x;
+  };
+  Values expected = centred(g);  // Bhat of the first step is the gradient
+  for (int i = 0; i < rows; ++i) {
+    double squares = 0;
+    for (int j = 0; j < cols; ++j) squares += std::pow(expected[static_cast<std::size_t>(i * cols + j)], 2);
+    for (int j = 0; j < cols; ++j) expected[static_cast<std::size_t>(i * cols + j)] /= std::sqrt(squares) + 1e-8;
+  }
+  expected = centred(expected);
+  for (double& v : expected) v *= -0.01;
+  OptimizerConfig config;
+  config.algorithm = Algorithm::rownorm;
+  config.eps = 1e-8;
+  config.projected = true;
+  Bench b("reference", rows, cols);
+  testing::put(*b.be, b.slot.gradient, g);
+  b.step(config, 0.01, 1);
+  EXPECT_LE(golden::relative_l2(testing::get(*b.be, b.slot.step), expected), 1e-13);
+}
+
 // S = -lr P RN(P Bhat) against its definition, and: the projections change only a common row shift when 1^T G = 0.
 TEST(ProjectedRowNorm, IsTheDefinitionAndACommonRowShift) {
   const std::int64_t rows = 23, cols = 7;
@@ -260,6 +349,16 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
           const double change = golden::relative_l2(after, before[i]);
           EXPECT_GT(change, 1e-3) << optimizer.table[i].name;
           EXPECT_LT(change, 10) << optimizer.table[i].name;
+          if (projected) {  // 1^T S = 0 in every role: the row count of the projection is the matrix's own
+            const std::int64_t cols = optimizer.table[i].cols, rows = optimizer.table[i].rows;
+            for (std::int64_t j = 0; j < cols; ++j) {
+              double sum = 0;
+              for (std::int64_t r = 0; r < rows; ++r)
+                sum +=
+                    after[static_cast<std::size_t>(r * cols + j)] - before[i][static_cast<std::size_t>(r * cols + j)];
+              EXPECT_NEAR(sum, 0, 1e-6) << optimizer.table[i].name;  // f32 weights of size 0.02, up to 32 rows
+            }
+          }
         }
         const Values step = testing::get(*be, owned_head_step(optimizer, 0));
         Values applied = testing::get(*be, weights.head);
