@@ -12,6 +12,7 @@ for tool in clang-format clang-tidy shellcheck .venv/bin/ruff; do
 done
 git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
 cmake --preset release >/dev/null
+cmake --build --preset release --target rownorm_version >/dev/null
 # It counts the suppressed warnings of system headers on stderr; findings are on stdout.
 git ls-files 'src/*.cpp' | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/release 2>/dev/null
 git ls-files '*.sh' .ci/run | xargs shellcheck

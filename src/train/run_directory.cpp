@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
+#include <rownorm_version.h>  // made by the build
 #include <sys/file.h>
 #include <unistd.h>
 
