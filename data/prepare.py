@@ -400,9 +400,6 @@ def prepare(options: argparse.Namespace) -> None:
             "one each; --separator splits a file"
         )
     train, validation = split_documents(distinct, options.validation_fraction)
-    held = sum(map(len, validation)) / sum(map(len, distinct))
-    if held > 2 * options.validation_fraction:
-        say(f"warning: whole documents only: validation holds {held:.0%} of the bytes; --separator makes smaller ones")
 
     if options.tokenizer == "bytes":
         tokenizer = Tokenizer(256, 0, lambda block: block)
@@ -436,6 +433,9 @@ def prepare(options: argparse.Namespace) -> None:
             path.replace(output / path.name)
         (folder / "prepare.json").write_text(json.dumps(record, indent=2) + "\n")
         (folder / "prepare.json").replace(output / "prepare.json")
+    held = sum(map(len, validation)) / sum(map(len, distinct))
+    if held > 2 * options.validation_fraction:
+        say(f"warning: whole documents only: validation holds {held:.0%} of the bytes; --separator makes smaller ones")
     report(options, tokenizer, splits)
 
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,10 @@ struct TrainOptions {
 int train_command(const TrainOptions& options);
 
 struct EvalOptions {
-  std::filesystem::path checkpoint;  // a checkpoint's or a run's directory
-  std::string data;                  // pattern; empty: the run's own validation data
-  std::int64_t tokens = -1;          // -1: the run's evaluation.tokens, or with `data` all; 0: all
-  std::int64_t micro_batch = 0;      // sequences at a time; 0: the run's
+  std::filesystem::path checkpoint;    // a checkpoint's or a run's directory
+  std::string data;                    // pattern; empty: the run's own validation data
+  std::optional<std::int64_t> tokens;  // none: the run's evaluation.tokens, or with `data` all; 0: all
+  std::int64_t micro_batch = 0;        // sequences at a time; 0: the run's
   std::string device = "auto", precision = "auto";
 };
 int eval_command(const EvalOptions& options);

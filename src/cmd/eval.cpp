@@ -17,6 +17,7 @@ namespace rownorm {
 
 int eval_command(const EvalOptions& options) {
   check_device_and_precision(options.device, options.precision);
+  if (options.tokens.value_or(0) < 0) fail(Exit::usage, "[eval] --tokens {}: must be at least 0", *options.tokens);
   const auto [checkpoint, state] = find_checkpoint(options.checkpoint);
   const Config config = parse_config(state.at("config").dump(), (checkpoint / "state.json").string(), {});
   const ModelConfig& model = config.model;
@@ -24,9 +25,8 @@ int eval_command(const EvalOptions& options) {
   ShardSet shards("evaluation", options.data.empty() ? config.data.validation : options.data, model.vocab_size);
   std::int64_t available = 0;
   for (const ShardInfo& s : shards.shards()) available += blocks_of(s.tokens, model.context);
-  std::int64_t tokens = options.tokens;
-  if (tokens < 0) tokens = options.data.empty() ? config.evaluation.tokens : 0;
-  if (options.tokens < -1 || tokens % model.context != 0)
+  const std::int64_t tokens = options.tokens.value_or(options.data.empty() ? config.evaluation.tokens : 0);
+  if (tokens % model.context != 0)
     fail(Exit::usage, "[eval] --tokens {}: must be 0 or a multiple of the context {}", tokens, model.context);
   const std::int64_t sequences = tokens == 0 ? available : tokens / model.context;
   if (sequences == 0) fail(Exit::data, "[eval] {}: holds no whole sequence of {} tokens", options.data, model.context);

@@ -18,32 +18,39 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Calls each(record, offset behind it) for every whole line; a line that is no record is an error once a record follows
-// for which each() returns true ("wanted").
-void read_records(const std::string& text, const std::filesystem::path& path,
-                  const std::function<bool(const ordered_json&, std::size_t)>& each) {
-  std::size_t begin = 0;
+[[noreturn]] void fail_at(const std::filesystem::path& path, std::size_t byte) {
+  fail(Exit::data, "[metrics] {}: byte {}: not a record with progress/update", path.string(), byte);
+}
+
+// Calls each(record, offset behind it) for every whole line that is a record; returns the offset of
+// the first one that is none.
+std::optional<std::size_t> read_records(const std::filesystem::path& path,
+                                        const std::function<void(const ordered_json&, std::size_t)>& each) {
+  const std::string text = read_text("metrics", path);
   std::optional<std::size_t> bad;
+  std::size_t begin = 0;
   for (std::size_t end = text.find('\n'); end != std::string::npos; begin = end + 1, end = text.find('\n', begin)) {
     const auto record = ordered_json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
                                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-    if (!record.is_object() || !record.contains("progress/update") || !record["progress/update"].is_number_integer())
+    if (record.is_object() && record.contains("progress/update") && record["progress/update"].is_number_integer())
+      each(record, end + 1);
+    else
       bad = bad.value_or(begin);
-    else if (each(record, end + 1) && bad)
-      fail(Exit::data, "[metrics] {}: byte {}: not a record with progress/update", path.string(), *bad);
   }
+  return bad;
 }
 
 }  // namespace
 
 MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t update) : path_(path) {
   std::size_t keep = 0;
-  if (std::filesystem::exists(path))
-    read_records(read_text("metrics", path), path, [&](const ordered_json& record, std::size_t end) {
+  if (std::filesystem::exists(path)) {
+    const auto bad = read_records(path, [&](const ordered_json& record, std::size_t end) {
       const auto at = record["progress/update"].get<std::int64_t>();
       if (at <= update) std::tie(keep, last_update_) = std::tuple(end, at);
-      return at <= update;
     });
+    if (bad && *bad < keep) fail_at(path, *bad);
+  }
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0644);
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(keep)) != 0) {
     const int error = errno;
@@ -79,10 +86,8 @@ void MetricsFile::sync() {
 
 ordered_json latest_metrics(const std::filesystem::path& path) {
   ordered_json latest = ordered_json::object();
-  read_records(read_text("metrics", path), path, [&](const ordered_json& record, std::size_t) {
-    latest.update(record);
-    return true;
-  });
+  const auto bad = read_records(path, [&](const ordered_json& record, std::size_t) { latest.update(record); });
+  if (bad) fail_at(path, *bad);
   return latest;
 }
 
