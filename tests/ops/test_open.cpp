@@ -6,24 +6,12 @@
 #include <fstream>
 #include <string>
 
-#include "base/error.h"
+#include "base/expect_error.h"
 #include "ops/cuda_module.h"
 #include "ops/open.h"
 
 namespace rownorm {
 namespace {
-
-template <class Call>
-void expect_error(Exit code, const std::string& part, Call call) {
-  try {
-    call();
-    FAIL() << "no error that says " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "more than a line: " << error.what();
-  }
-}
 
 TEST(Open, UnknownNamesAreUsageErrorsThatListWhatIsAllowed) {
   for (const auto& open : {check_device_and_precision, +[](const std::string&device, const std::string&precision) {
