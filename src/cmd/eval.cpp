@@ -55,7 +55,7 @@ int eval_command(const EvalOptions& options) {
   };
   Arena plan;
   build(plan);
-  const Memory memory = be->allocate(plan.bytes());
+  const Memory memory = allocate_plan(*be, plan);
   Arena arena(memory.get(), plan.bytes());
   build(arena);
   be->set_workspace(workspace, sizes);

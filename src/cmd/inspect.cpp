@@ -60,7 +60,7 @@ ordered_json tensor_diameter(const SafetensorsFile& file, const std::string& nam
   };
   Arena plan;
   build(plan);
-  const Memory memory = be->allocate(plan.bytes());
+  const Memory memory = allocate_plan(*be, plan);
   Arena arena(memory.get(), plan.bytes());
   build(arena);
   be->set_workspace(workspace, sizes);

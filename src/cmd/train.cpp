@@ -122,11 +122,7 @@ void plan_memory(Run& run) {
   build(plan);
   run.planned_bytes = plan.bytes();
   log_line("memory: " + describe(plan));
-  try {
-    run.memory = run.be->allocate(plan.bytes());
-  } catch (const Error& e) {
-    fail(e.code(), "{}; the plan: {}", e.what(), describe(plan));
-  }
+  run.memory = allocate_plan(*run.be, plan);
   Arena arena(run.memory.get(), plan.bytes());
   run.t = build(arena);
   run.be->set_workspace(run.t.workspace, sizes);

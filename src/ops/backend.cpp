@@ -6,6 +6,8 @@
 #include <bit>
 #include <stdexcept>
 
+#include "base/error.h"
+
 namespace rownorm {
 namespace {
 
@@ -385,6 +387,14 @@ void Backend::row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s) {
   check.tensor("lowest", lowest, master_dtype(), {h.dim(0)});
   check.tensor("highest", highest, master_dtype(), {h.dim(0)});
   do_row_range(lowest, highest, h, s);
+}
+
+Memory allocate_plan(Backend& be, const Arena& plan) {
+  try {
+    return be.allocate(plan.bytes());
+  } catch (const Error& e) {
+    fail(e.code(), "{}; the plan: {}", e.what(), describe(plan));
+  }
 }
 
 }  // namespace rownorm

@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 
+#include "base/arena.h"
 #include "base/tensor.h"
 
 namespace rownorm {
@@ -187,6 +188,9 @@ class Backend {
   virtual void do_row_norms(Tensor norms, Tensor s) = 0;
   virtual void do_row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s) = 0;
 };
+
+// Memory for a measured plan; the Error when it cannot be had says what it would be for.
+Memory allocate_plan(Backend& be, const Arena& plan);
 
 // Coefficients of the quintic Newton-Schulz iteration (PAPER 4).
 inline constexpr double newton_schulz_a = 3.4445, newton_schulz_b = -4.7750, newton_schulz_c = 2.0315;
