@@ -44,7 +44,7 @@ int eval_command(const EvalOptions& options) {
   Parameters master, weights;
   Activations activations;
   Tensor loss, workspace;
-  const auto build = [&](Arena& arena) {
+  const Memory memory = allocate_tensors(*be, [&](Arena& arena) {
     master = make_parameters(arena, "weights", model, be->master_dtype());
     weights = be->compute_dtype() == be->master_dtype() ? master
                                                         : make_parameters(arena, "weights", model, be->compute_dtype());
@@ -52,12 +52,7 @@ int eval_command(const EvalOptions& options) {
                                    Recompute::none);
     loss = arena.add("step", DType::f64, {1});
     workspace = arena.add("workspace", DType::u8, {be->workspace_bytes(sizes)});
-  };
-  Arena plan;
-  build(plan);
-  const Memory memory = allocate_plan(*be, plan);
-  Arena arena(memory.get(), plan.bytes());
-  build(arena);
+  });
   be->set_workspace(workspace, sizes);
   upload_rope(*be, activations, model);
   load_weights(*be, master, model, checkpoint / "model.safetensors");

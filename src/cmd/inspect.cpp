@@ -53,16 +53,11 @@ ordered_json tensor_diameter(const SafetensorsFile& file, const std::string& nam
   sizes.diameter = true;
   Tensor matrix, workspace;
   DiameterTensors tensors;
-  const auto build = [&](Arena& arena) {
+  const Memory memory = allocate_tensors(*be, [&](Arena& arena) {
     matrix = arena.add("matrix", be->master_dtype(), {rows, cols});
     tensors = make_diameter(arena, rows);
     workspace = arena.add("workspace", DType::u8, {be->workspace_bytes(sizes)});
-  };
-  Arena plan;
-  build(plan);
-  const Memory memory = allocate_plan(*be, plan);
-  Arena arena(memory.get(), plan.bytes());
-  build(arena);
+  });
   be->set_workspace(workspace, sizes);
   if (!file.read(name, matrix))
     fail(Exit::numbers, "[inspect] {}: {} holds a value that is not finite", file.path().string(), name);

@@ -397,4 +397,13 @@ Memory allocate_plan(Backend& be, const Arena& plan) {
   }
 }
 
+Memory allocate_tensors(Backend& be, const std::function<void(Arena&)>& build) {
+  Arena plan;
+  build(plan);
+  Memory memory = allocate_plan(be, plan);
+  Arena arena(memory.get(), plan.bytes());
+  build(arena);
+  return memory;
+}
+
 }  // namespace rownorm

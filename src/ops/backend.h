@@ -192,6 +192,9 @@ class Backend {
 // Memory for a measured plan; the Error when it cannot be had says what it would be for.
 Memory allocate_plan(Backend& be, const Arena& plan);
 
+// Runs `build` to measure what it asks the arena for, allocates that, and runs it again to bind it.
+Memory allocate_tensors(Backend& be, const std::function<void(Arena&)>& build);
+
 // Coefficients of the quintic Newton-Schulz iteration (PAPER 4).
 inline constexpr double newton_schulz_a = 3.4445, newton_schulz_b = -4.7750, newton_schulz_c = 2.0315;
 
