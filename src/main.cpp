@@ -1,19 +1,15 @@
 #include <fcntl.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <new>
-#include <string>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "cmd/commands.h"
+#include "comm/comm.h"
 #include "train/log.h"
 #include "train/run_directory.h"
 
@@ -45,13 +41,13 @@ int run(int argc, char** argv) {
   sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(CLI::PositiveNumber);
   sub->add_option("--device", eval.device, "auto, cpu, cuda, reference");
   sub->add_option("--precision", eval.precision, "auto, bf16, tf32, fp32, fp64");
-  sub->callback([&] { exit_code = eval_command(eval); });
+  sub->callback([&] { exit_code = as_one_process("eval", [&] { return eval_command(eval); }); });
 
   InspectOptions inspect;
   sub = app.add_subcommand("inspect", "what a shard, safetensors file, checkpoint or run holds, as JSON");
   sub->add_option("path", inspect.path, "file, glob of shards, or directory")->required();
   sub->add_option("--diameter", inspect.diameter, "exact row diameter of this tensor")->type_name("NAME");
-  sub->callback([&] { exit_code = inspect_command(inspect); });
+  sub->callback([&] { exit_code = as_one_process("inspect", [&] { return inspect_command(inspect); }); });
 
   try {
     app.parse(argc, argv);
@@ -63,13 +59,6 @@ int run(int argc, char** argv) {
     fail(Exit::usage, "[usage] no subcommand: train, eval or inspect (rownorm --help)");
   if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
-}
-
-// One line whatever the message holds: paths and values may contain anything.
-std::string on_one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  return text;
 }
 
 }  // namespace
@@ -84,20 +73,10 @@ int main(int argc, char** argv) {
   start_log();
   try {
     return run(argc, argv);
-  } catch (const Error& e) {
-    log_error(on_one_line(e.what()));
-    return static_cast<int>(e.code());
-  } catch (const std::filesystem::filesystem_error& e) {  // a path that cannot even be looked at
-    log_error(on_one_line(fmt::format("[file] {}: {}", e.path1().string(), e.code().message())));
-    return static_cast<int>(Exit::data);
-  } catch (const std::system_error& e) {
-    log_error(on_one_line(fmt::format("[system] {}", e.what())));
-    return static_cast<int>(Exit::data);
-  } catch (const std::bad_alloc&) {
-    log_error("[memory] the host is out of memory");
-    return static_cast<int>(Exit::device);
-  } catch (const std::exception& e) {
-    log_error(on_one_line(fmt::format("[internal] {} (please report this)", e.what())));
-    return 1;
+  } catch (...) {
+    // Of several ranks the first one speaks: what reaches this place they all know. (Else: cmd/ranks.cpp.)
+    const Error error = current_error();
+    if (find_launcher().value_or(Launcher{}).rank == 0) log_error(error.what());
+    return static_cast<int>(error.code());
   }
 }

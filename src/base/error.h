@@ -9,6 +9,7 @@ namespace rownorm {
 
 enum class Exit : int {
   ok = 0,
+  internal = 1,  // a bug of ours
   usage = 2,    // command line or configuration
   data = 3,     // data, files, directories
   numbers = 4,  // a non-finite loss or gradient norm
@@ -30,5 +31,8 @@ template <class... Args>
 [[noreturn]] void fail(Exit code, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
+
+// Within a handler: the exception under way as an Error, whatever it is.
+Error current_error();
 
 }  // namespace rownorm

@@ -2,11 +2,20 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace rownorm {
+
+class Comm;
+
+// Runs a command's body on each rank that the launcher started, if it started several. An error that all ranks know of
+// is reported once; any other ends them all.
+int on_every_rank(const std::function<int(Comm&)>& body);
+// Of a command that knows one process only: exit 2 on several ranks.
+int as_one_process(const char* command, const std::function<int()>& body);
 
 struct TrainOptions {
   std::filesystem::path config;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -38,7 +39,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // ---- --dry-run ----
 
-void print_plan(const Config& config) {
+void print_plan(const Config& config, int ranks) {
   // What cuda computes in, without a device; the others are opened: they are ordinary code.
   const bool only_cuda_has_it = config.precision == "bf16" || config.precision == "tf32";
   const std::string device = config.device != "auto" ? config.device : only_cuda_has_it ? "cuda" : "cpu";
@@ -49,11 +50,12 @@ void print_plan(const Config& config) {
   const DType compute = bf16 ? DType::bf16 : master;
 
   Arena plan;
-  make_training(plan, config, compute, master, cuda ? 0 : be->workspace_bytes(workspace_sizes(config)), 0, 1);
+  make_training(plan, config, compute, master, cuda ? 0 : be->workspace_bytes(workspace_sizes(config)), 0, ranks);
   const std::int64_t parameters = parameter_count(config.model);
   const auto line = [](const char* what, const std::string& value) { fmt::print("{:<22} {}\n", what, value); };
   line("name", config.name);
   line("device", config.device == "auto" ? fmt::format("auto (planned for {})", device) : device);
+  if (ranks > 1) line("ranks", fmt::format("{} (memory: of rank 0)", ranks));
   line("parameters", fmt::format("{}", parameters));
   line("FLOPs a token", fmt::format("{:.0f}", flops_per_token(config.model)));
   line("tokens an update", fmt::format("{}", config.tokens_per_update()));
@@ -82,8 +84,9 @@ void print_plan(const Config& config) {
 // ---- one run ----
 
 struct Run {
+  explicit Run(Comm& ranks) : comm(ranks) {}
+  Comm& comm;
   Config config;
-  std::unique_ptr<Comm> comm;
   std::unique_ptr<Backend> be;
   std::unique_ptr<ShardSet> train, validation;
   std::optional<TrainingOrder> order;
@@ -95,7 +98,35 @@ struct Run {
   RunState state;
   std::int64_t saved = 0;   // update of the newest checkpoint
   std::int64_t recent = 0;  // updates on the device that the host has not looked at
+
+  // What is written: by rank 0 alone, empty elsewhere.
+  std::optional<RunDirectory> directory;
+  std::optional<MetricsFile> metrics;
+  std::optional<Provenance> provenance;
+  bool writes() const { return comm.rank() == 0; }
 };
+
+// On rank 0; every rank throws what it throws.
+void on_first_rank(Comm& comm, const std::function<void()>& work) {
+  together(comm, [&] {
+    if (comm.rank() == 0) work();
+  });
+}
+
+// All ranks must have been started alike: the first difference between rank 0's document and another's, "" for none.
+std::string first_difference(Comm& comm, const ordered_json& document) {
+  const auto texts = comm.all_gather(json_text(document));
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) continue;
+    const auto ours = nlohmann::json::parse(texts[0]), theirs = nlohmann::json::parse(texts[r]);
+    const nlohmann::json::json_pointer at(nlohmann::json::diff(ours, theirs)[0].at("path").get<std::string>());
+    std::string path = at.to_string().substr(1);
+    std::ranges::replace(path, '/', '.');
+    const auto value = [&](const nlohmann::json& j) { return j.contains(at) ? j.at(at).dump() : "nothing"; };
+    return fmt::format("{}: {} on rank 0, {} on rank {}", path, value(ours), value(theirs), r);
+  }
+  return "";
+}
 
 void open_data(Run& run, std::int64_t first_update) {
   const Config& c = run.config;
@@ -115,8 +146,8 @@ void plan_memory(Run& run) {
   const WorkspaceSizes sizes = workspace_sizes(c);
   const std::int64_t workspace = run.be->workspace_bytes(sizes);
   const auto build = [&](Arena& arena) {
-    return make_training(arena, c, run.be->compute_dtype(), run.be->master_dtype(), workspace, run.comm->rank(),
-                         run.comm->size());
+    return make_training(arena, c, run.be->compute_dtype(), run.be->master_dtype(), workspace, run.comm.rank(),
+                         run.comm.size());
   };
   Arena plan;
   build(plan);
@@ -154,24 +185,30 @@ void look_at_recent(Run& run) {
       run.state.clipped_count += norm[i] > run.config.clip_norm ? 1 : 0;
       continue;
     }
+    together(run.comm, [&] {
+      if (run.t.batch_error) throw Error(*run.t.batch_error);
+    });
     // Nothing was applied since, so the gradients can be had again to say where it began.
     const std::int64_t update = first + static_cast<std::int64_t>(i);
-    compute_gradients(be, *run.comm, run.config, run.t, *run.train, run.order->group(update - 1));
-    fail(Exit::numbers, "[numbers] update {}: loss {}, gradient norm {}; {}; nothing was applied", update,
-         std::abs(loss[i]), std::abs(norm[i]), first_not_finite(be, run.t));  // abs: no "-nan"
+    compute_gradients(be, run.comm, run.config, run.t, *run.train, run.order->group(update - 1));
+    throw AgreedError(Exit::numbers,
+                      fmt::format("[numbers] update {}: loss {}, gradient norm {}; {}; nothing was applied", update,
+                                  std::abs(loss[i]), std::abs(norm[i]),  // abs: no "-nan"
+                                  first_not_finite(be, run.comm, run.t)));
   }
 }
 
+// A measurement, which is the same on all ranks.
 double checked(const Run& run, const char* what, double value) {
   if (!std::isfinite(value))
-    fail(Exit::numbers, "[numbers] update {}: {} is {}; {}", run.state.update, what, std::abs(value),
-         first_not_finite(*run.be, run.t));
+    throw AgreedError(Exit::numbers, fmt::format("[numbers] update {}: {} is {}; {}", run.state.update, what,
+                                                 std::abs(value), first_not_finite(*run.be, run.comm, run.t)));
   return value;
 }
 
 double run_validation(Run& run, const Panel* panel) {
   return checked(run, "the validation loss",
-                 validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations, run.t.validation_loss,
+                 validate(*run.be, run.comm, run.config.model, run.t.weights, run.t.activations, run.t.validation_loss,
                           *run.validation_set, panel));
 }
 
@@ -215,8 +252,8 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     run.state.loss_count = run.state.clipped_count = 0;
   }
   if (due.diameter) {
-    share_head_step(*run.comm, run.t);
-    const StepGeometry g = measure_step(*run.be, *run.comm, run.t.diameter, run.t.optimizer.head_step);
+    share_head_step(run.comm, run.t);
+    const StepGeometry g = measure_step(*run.be, run.comm, run.t.diameter, run.t.optimizer.head_step);
     r["diagnostics/lm_head_step/diameter_exact"] = checked(run, "the head step's diameter", g.diameter);
     r["diagnostics/lm_head_step/diameter_pair"] = g.pair;
     r["diagnostics/lm_head_step/row_norm_max"] = checked(run, "the head step's row norm", g.row_norm_max);
@@ -228,7 +265,7 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     r["validation/tokens"] = c.evaluation.tokens;
     if (panel) {
       const double rms =
-          hilbert_rms(*run.be, *run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm->rank()));
+          hilbert_rms(*run.be, run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm.rank()));
       r["validation/hilbert_step/rms"] = checked(run, "the Hilbert RMS", rms);
       r["validation/hilbert_step/tokens"] = c.panel_positions();
     }
@@ -253,34 +290,46 @@ void report(const ordered_json& record, const Due& due, const ProgressState& pro
   if (due.log || due.evaluation) log_line(text);
 }
 
-void save(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
+void save(Run& run) {
   if (run.saved == run.state.update) return;
-  metrics.sync();
-  write_checkpoint(directory.path(), *run.be, run.config, run.t, run.state, run.dataset);
+  on_first_rank(run.comm, [&] { run.metrics->sync(); });
+  write_checkpoint(run.config.output, *run.be, run.comm, run.config, run.t, run.state, run.dataset);
   run.saved = run.state.update;
   const auto& [every, keep, keep_updates] = run.config.checkpoint;
-  remove_old_checkpoints(directory.path(), run.saved, keep, keep_updates);
+  on_first_rank(run.comm, [&, keep = keep] {
+    remove_old_checkpoints(run.config.output, run.saved, keep, run.config.checkpoint.keep_updates);
+  });
 }
 
-void write_summary(const Run& run, const RunDirectory& directory) {
+void write_summary(const Run& run) {
   ordered_json summary = {{"name", run.config.name},
                           {"finished", run.state.update == run.config.updates()},
                           {"updates", run.state.update},
                           {"tokens", run.state.update * run.config.tokens_per_update()},
                           {"parameters", parameter_count(run.config.model)},
-                          {"final", latest_metrics(directory.path() / "metrics.jsonl")}};
-  directory.write("summary.json", summary);
+                          {"final", latest_metrics(run.directory->path() / "metrics.jsonl")}};
+  run.directory->write("summary.json", summary);
+}
+
+// The signal by which ranks were asked to stop before the update just made or, of several ranks, the one before it: all
+// of them then know (DESIGN: the flag travels with the norm). 0: none.
+int agreed_stop_signal(Run& run) {
+  if (run.comm.size() == 1) return stop_signal();
+  const std::int64_t before = (run.state.update - 1) % 2;
+  if (run.be->read(run.t.stop.rows(before, before + 1)) == 0) return 0;
+  const auto signals = run.comm.all_gather(std::to_string(stop_signal()));
+  return std::stoi(*std::ranges::find_if(signals, [](const std::string& s) { return s != "0"; }));
 }
 
 // Updates until the last one or a signal; returns the signal, or 0.
-int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
+int train_loop(Run& run) {
   const Config& c = run.config;
   const std::int64_t total = c.updates(), warmup = c.warmup(), last = c.last_update();
   if (c.evaluation.at_start && run.state.update == 0) {
     ordered_json r = {{"progress/update", 0}, {"progress/tokens", 0}};
     r["validation/loss"] = run_validation(run, nullptr);
     r["validation/tokens"] = c.evaluation.tokens;
-    metrics.append(r);
+    on_first_rank(run.comm, [&] { run.metrics->append(r); });
     log_line(fmt::format("update 0: validation loss {:.4f}", r["validation/loss"].get<double>()));
   }
 
@@ -295,13 +344,13 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
     const double scale = lr_scale(update - 1, total, warmup, c.schedule.min_lr_ratio);
     const Group group = run.order->group(update - 1);
     try {
-      run.train->tokens_of(group.shard);  // scans a shard that is new
-    } catch (const Error&) {              // a bad one ends the run, but nothing that was learnt is lost
+      if (!run.train->scanned(group.shard)) together(run.comm, [&] { run.train->tokens_of(group.shard); });
+    } catch (const Error&) {  // a bad one ends the run, but nothing that was learnt is lost
       if (run.recent > 0) look_at_recent(run);
-      save(run, directory, metrics);
+      save(run);
       throw;
     }
-    step(*run.be, *run.comm, c, run.t, *run.train, group, update, scale);
+    step(*run.be, run.comm, c, run.t, *run.train, group, update, scale, stop_signal() != 0);
     run.be->copy(run.t.recent_loss.rows(run.recent, run.recent + 1), run.t.loss);
     run.be->copy(run.t.recent_norm.rows(run.recent, run.recent + 1), run.t.control.norm);
     run.state.update = update;
@@ -309,7 +358,7 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
     timed_updates += 1;
 
     const Due due = due_at(c, update);
-    const int signal = stop_signal();
+    const int signal = agreed_stop_signal(run);
     if (!due.record() && !due.checkpoint && signal == 0 && run.recent < run.t.recent_loss.dim(0)) continue;
     look_at_recent(run);
     seconds += seconds_since(timed_from);
@@ -318,7 +367,7 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
         run.state.loss_count ? run.state.loss_sum / static_cast<double>(run.state.loss_count) : progress.loss;
     if (due.record()) {
       const ordered_json record = make_record(run, due, scale, seconds, timed_updates);
-      metrics.append(record);
+      on_first_rank(run.comm, [&] { run.metrics->append(record); });
       if (due.log) {
         progress.tokens_per_second = static_cast<double>(timed_updates * c.tokens_per_update()) / seconds;
         seconds = 0;
@@ -328,7 +377,7 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
           seconds_since(begun) / static_cast<double>(update - first) * static_cast<double>(last - update);
       report(record, due, progress);
     }
-    if (due.checkpoint || signal != 0) save(run, directory, metrics);
+    if (due.checkpoint || signal != 0) save(run);
     if (signal != 0 && !due.last) return signal;
     show_progress(progress);
     timed_from = Clock::now();
@@ -336,66 +385,91 @@ int train_loop(Run& run, const RunDirectory& directory, MetricsFile& metrics) {
   return 0;
 }
 
-}  // namespace
-
-int train_command(const TrainOptions& options) {
-  Run run;
-  run.comm = make_single_process();
-  run.config = load_config(options.config, options.overrides, run.comm->size());
-  const Config& c = run.config;
-  check_device_and_precision(c.device, c.precision);
-  if (options.dry_run) {
-    print_plan(c);
-    return static_cast<int>(Exit::ok);
-  }
-
-  const bool exists = fs::exists(fs::symlink_status(c.output));
-  if (exists && !options.resume)
-    fail(Exit::data, "[output] {}: exists already; continue it with --resume, or name another output", c.output);
-  std::optional<RunDirectory> directory;
+// The checkpoint to continue from, on every rank: looked for and checked by rank 0, which locks the directory.
+std::optional<Checkpoint> find_what_to_continue(Run& run, bool resume) {
   std::optional<Checkpoint> checkpoint;
-  if (exists) {
-    directory.emplace(RunDirectory::open(c.output));
-    checkpoint = checkpoint_to_resume(c);
-    if (!checkpoint) log_line(fmt::format("{}: no checkpoint yet; starting anew", c.output));
+  on_first_rank(run.comm, [&] {
+    const std::string& output = run.config.output;
+    const bool exists = fs::exists(fs::symlink_status(output));
+    if (exists && !resume)
+      fail(Exit::data, "[output] {}: exists already; continue it with --resume, or name another output", output);
+    if (!exists) return;
+    run.directory.emplace(RunDirectory::open(output));
+    checkpoint = checkpoint_to_resume(run.config);
+    if (!checkpoint) log_line(fmt::format("{}: no checkpoint yet; starting anew", output));
+  });
+  const std::string found = from_first_rank(
+      run.comm, checkpoint ? json_text({{"path", checkpoint->path.string()}, {"state", checkpoint->state}}) : "");
+  if (!run.writes() && !found.empty()) {
+    auto document = ordered_json::parse(found);
+    checkpoint = Checkpoint{document.at("path").get<std::string>(), std::move(document.at("state"))};
   }
-  const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
+  return checkpoint;
+}
 
+// Opens what a run has on disk; the metrics are cut off behind the checkpoint.
+void open_outputs(Run& run, const std::optional<Checkpoint>& checkpoint) {
+  const Config& c = run.config;
+  const std::int64_t done = run.state.update;
+  if (!run.directory) run.directory.emplace(RunDirectory::create(c.output));
+  run.directory->write("config.json", to_json(c));
+  log_to_file(run.directory->path() / "train.log");
+  const fs::path metrics = run.directory->path() / "metrics.jsonl";
+  run.metrics.emplace(metrics, checkpoint ? done : -1);
+  if (const std::int64_t expected = last_measured(c, done); checkpoint && run.metrics->last_update() < expected)
+    log_warning(fmt::format("[metrics] {}: ends at update {}, the record of update {} is missing", metrics.string(),
+                            run.metrics->last_update(), expected));
+  run.provenance.emplace(*run.directory, c, *run.be, run.comm.size(), run.dataset, done + 1);
+}
+
+int train(const TrainOptions& options, Comm& comm) {
+  Run run(comm);
+  together(comm, [&] {
+    run.config = load_config(options.config, options.overrides, comm.size());
+    check_device_and_precision(run.config.device, run.config.precision);
+  });
+  const Config& c = run.config;
+  if (const std::string d =
+          first_difference(comm, {{"config", to_json(c)}, {"--resume", options.resume}, {"program", version_line()}});
+      !d.empty())
+    throw AgreedError(Exit::usage, fmt::format("[ranks] not started alike: {}", d));
+
+  const std::optional<Checkpoint> checkpoint = find_what_to_continue(run, options.resume);
+  const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
   if (checkpoint && done >= c.last_update()) {
     run.state.update = done;
-    write_summary(run, *directory);
+    on_first_rank(comm, [&] { write_summary(run); });
     log_line(fmt::format("finished already: {} updates in {}", done, c.output));
     return static_cast<int>(Exit::ok);
   }
 
-  run.be = open_backend(c.device, c.precision);
-  log_line(version_line());
-  log_line(fmt::format("device: {}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : ""));
-  open_data(run, done);
-  if (checkpoint)
-    if (const std::string d = difference(checkpoint->state.at("dataset"), run.dataset); !d.empty())
-      fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
-  plan_memory(run);
-  if (checkpoint) {
-    run.state = load_checkpoint(checkpoint->path, checkpoint->state, *run.be, c, run.t);
-    run.saved = run.state.update;
-    log_line(fmt::format("resumed from {}", checkpoint->path.string()));
-  } else {
-    if (c.init_from)
-      load_weights(*run.be, run.t.master, c.model, *c.init_from);
-    else
-      initialize(*run.be, run.t.master, c.model, c.seed);
-    copy(*run.be, run.t.weights, run.t.master);
-  }
-
-  if (!directory) directory.emplace(RunDirectory::create(c.output));
-  directory->write("config.json", to_json(c));
-  log_to_file(directory->path() / "train.log");
-  MetricsFile metrics(directory->path() / "metrics.jsonl", checkpoint ? done : -1);
-  if (const std::int64_t expected = last_measured(c, done); checkpoint && metrics.last_update() < expected)
-    log_warning(fmt::format("[metrics] {}: ends at update {}, the record of update {} is missing",
-                            (directory->path() / "metrics.jsonl").string(), metrics.last_update(), expected));
-  Provenance provenance(*directory, c, *run.be, run.comm->size(), run.dataset, done + 1);
+  together(comm, [&] {
+    run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size());
+    log_line(version_line());
+    log_line(fmt::format("device: {}{}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : "",
+                         comm.size() > 1 ? fmt::format("; {} ranks", comm.size()) : ""));
+    open_data(run, done);
+    if (!checkpoint) return;
+    const std::string d = difference(checkpoint->state.at("dataset"), "at the checkpoint", run.dataset, "now");
+    if (!d.empty()) fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
+  });
+  if (const std::string d = first_difference(comm, run.dataset); !d.empty())
+    throw AgreedError(Exit::data, fmt::format("[ranks] do not see the same shards: {}", d));
+  together(comm, [&] {
+    plan_memory(run);
+    if (checkpoint) {
+      run.state = load_checkpoint(checkpoint->path, checkpoint->state, *run.be, c, run.t);
+      run.saved = run.state.update;
+      log_line(fmt::format("resumed from {}", checkpoint->path.string()));
+    } else {
+      if (c.init_from)
+        load_weights(*run.be, run.t.master, c.model, *c.init_from);
+      else
+        initialize(*run.be, run.t.master, c.model, c.seed);
+      copy(*run.be, run.t.weights, run.t.master);
+    }
+  });
+  on_first_rank(comm, [&] { open_outputs(run, checkpoint); });
   log_line(fmt::format("{}: {} parameters, updates {} to {} of {} tokens each, {} training and {} validation shards",
                        c.name, parameter_count(c.model), done + 1, c.last_update(), c.tokens_per_update(),
                        run.train->shards().size(), run.validation->shards().size()));
@@ -403,24 +477,41 @@ int train_command(const TrainOptions& options) {
   catch_stop_signals();
   int signal = 0;
   try {
-    signal = train_loop(run, *directory, metrics);
+    signal = train_loop(run);
   } catch (const std::exception& e) {
     try {
-      provenance.finish(run.state.update, e.what());
+      if (run.provenance) run.provenance->finish(run.state.update, e.what());
     } catch (const Error&) {  // of a full disk the first file that did not fit says more
     }
     throw;
   }
-  if (signal != 0) {
-    provenance.finish(run.state.update, fmt::format("stopped by SIG{}", sigabbrev_np(signal)));
+  on_first_rank(comm, [&] {
+    if (signal == 0) write_summary(run);
+    run.provenance->finish(run.state.update, signal != 0 ? fmt::format("stopped by SIG{}", sigabbrev_np(signal))
+                                             : run.state.update == c.updates() ? "finished"
+                                                                               : "stopped at schedule.max_updates");
+  });
+  if (signal != 0)
     log_line(
         fmt::format("SIG{}: stopped after update {}; continue with --resume", sigabbrev_np(signal), run.state.update));
-    return 128 + signal;
+  else
+    log_line(fmt::format("finished: {}", (fs::path(c.output) / "summary.json").string()));
+  return signal != 0 ? 128 + signal : static_cast<int>(Exit::ok);
+}
+
+}  // namespace
+
+int train_command(const TrainOptions& options) {
+  if (options.dry_run) {
+    const Launcher launcher = find_launcher().value_or(Launcher{});
+    const int ranks = std::max(1, launcher.size);
+    if (launcher.rank > 0) return static_cast<int>(Exit::ok);
+    const Config config = load_config(options.config, options.overrides, ranks);
+    check_device_and_precision(config.device, config.precision);
+    print_plan(config, ranks);
+    return static_cast<int>(Exit::ok);
   }
-  write_summary(run, *directory);
-  provenance.finish(run.state.update, run.state.update == c.updates() ? "finished" : "stopped at schedule.max_updates");
-  log_line(fmt::format("finished: {}", (directory->path() / "summary.json").string()));
-  return static_cast<int>(Exit::ok);
+  return on_every_rank([&](Comm& comm) { return train(options, comm); });
 }
 
 }  // namespace rownorm

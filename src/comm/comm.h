@@ -2,10 +2,13 @@
 // called by all ranks in the same order. With one process every call is an identity.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/tensor.h"
 
 namespace rownorm {
@@ -19,9 +22,12 @@ class Comm {
   virtual ~Comm() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual int local_rank() const = 0;  // among the ranks of this machine
+  virtual int local_size() const = 0;
 
-  // In place on every rank; f64, f32, i32, and bf16 (added in f32). Ordered like start_*: after what is enqueued,
-  // before what comes next. min and max are NaN where any rank's value is, as everywhere in the operations.
+  // In place on every rank; f64, f32, i32, bf16; sums are added in f64 in rank order and rounded once. Ordered like
+  // start_*: after what is enqueued, before what comes next. min and max are NaN where any rank's value is, as
+  // everywhere in the operations.
   virtual void all_reduce(Tensor t, Reduction how) = 0;
   // start_*: ordered after the work enqueued on the device so far, and may overlap what is enqueued next. After wait()
   // everything enqueued sees the result. The tensor may not be touched in between.
@@ -31,8 +37,43 @@ class Comm {
 
   // One text of every rank, on every rank, in rank order (configs to compare, errors to agree on).
   virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+  // `bytes` of host memory of rank `from` arrive in that of rank `to`; called by these two alone, nothing if they are one.
+  virtual void transfer(void* host, std::int64_t bytes, int from, int to) = 0;
+
+  // Ends the processes of all ranks with this exit code: for an error that the other ranks do not know of.
+  virtual void abort(int code) = 0;
 };
 
 std::unique_ptr<Comm> make_single_process();
+// The ranks that an MPI launcher started; to be made once in a process, destroyed on all ranks. The host's memory is
+// what it reduces: CPU tensors. Error (exit 5): MPI does not work, or this build is without it.
+std::unique_ptr<Comm> make_mpi();
+
+// What a launcher's environment variables say of this process, without MPI.
+struct Launcher {
+  std::string name;   // "Open MPI's mpirun"
+  std::string found;  // "OMPI_COMM_WORLD_SIZE=4"
+  int rank = 0;
+  int size = 0;  // 0: not said
+};
+std::optional<Launcher> find_launcher();
+
+// One process unless a launcher started more. Error (exit 5) where the launcher says that there are several and MPI
+// sees one: each would train the whole model into the same directory.
+std::unique_ptr<Comm> open_comm();
+
+// ---- errors of several ranks ----
+
+// An error that every rank throws at the same point, so that one report and one exit code do.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Runs `local` on every rank. It calls no collective. Where it throws on any, all throw the first such rank's error.
+void together(Comm& comm, const std::function<void()>& local);
+
+// Rank 0's text on every rank.
+std::string from_first_rank(Comm& comm, const std::string& text);
 
 }  // namespace rownorm

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 #include <tuple>
 #include <vector>
@@ -25,7 +26,9 @@ StepGeometry measure_step(Backend& be, Comm& comm, const DiameterTensors& tensor
   const auto shares = comm.all_gather(fmt::format("{} {} {}", g.diameter, g.pair[0], g.pair[1]));
   for (const std::string& text : shares) {
     StepGeometry share;
-    std::istringstream(text) >> share.diameter >> share.pair[0] >> share.pair[1];
+    char* rest = nullptr;
+    share.diameter = std::strtod(text.c_str(), &rest);  // an istream would refuse NaN, which every share then has
+    std::istringstream(rest) >> share.pair[0] >> share.pair[1];
     if (std::tie(g.diameter, share.pair) < std::tie(share.diameter, g.pair))
       std::tie(g.diameter, g.pair) = std::tie(share.diameter, share.pair);
   }

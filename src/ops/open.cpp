@@ -1,10 +1,12 @@
 #include "ops/open.h"
 
 #include <dlfcn.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
@@ -75,8 +77,11 @@ void check_device_and_precision(const std::string& device, const std::string& pr
   }
 }
 
-std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision, int local_rank) {
+std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision, int local_rank,
+                                      int local_size) {
   check_device_and_precision(device, precision);
+  if (local_size > 1 && !std::getenv("OMP_NUM_THREADS"))
+    omp_set_num_threads(std::max(1, omp_get_num_procs() / local_size));
   if (device == "reference") return make_reference_backend();
   if (device == "cpu") return make_cpu_backend();
   if (device == "cuda") return open_cuda(precision, local_rank);

@@ -95,14 +95,15 @@ Tensor owned_head_step(const Optimizer& o, int rank) {
 
 std::vector<NamedState> named_state(const Optimizer& o, const OptimizerConfigs& configs) {
   std::vector<NamedState> state;
-  for (std::size_t i = 0; i < o.pieces.size(); ++i) {
-    const ParameterInfo& p = o.table[o.pieces[i].parameter];
-    const bool adamw = config_of(configs, p.role).algorithm == Algorithm::adamw;
-    const auto add = [&](const char* suffix, Tensor tensor) {
-      if (tensor.shape.rank() > 0) state.push_back({p.name + suffix, tensor});
+  for (std::size_t begin = 0, end = 0; begin < o.pieces.size(); begin = end) {  // the pieces of one parameter
+    while (end < o.pieces.size() && o.pieces[end].parameter == o.pieces[begin].parameter) ++end;
+    const ParameterInfo& p = o.table[o.pieces[begin].parameter];
+    const auto add = [&](const char* suffix, const std::vector<Tensor>& tensors) {
+      for (std::size_t i = begin; i < end; ++i) state.push_back({p.name + suffix, o.pieces[i], tensors[i]});
     };
-    add(adamw ? ".exp_avg" : ".momentum_buffer", o.first[i]);
-    add(".exp_avg_sq", o.second[i]);
+    const bool adamw = config_of(configs, p.role).algorithm == Algorithm::adamw;
+    add(adamw ? ".exp_avg" : ".momentum_buffer", o.first);
+    if (adamw) add(".exp_avg_sq", o.second);
   }
   return state;
 }

@@ -36,9 +36,11 @@ void update(Backend& be, Comm& comm, const Optimizer& optimizer, const Optimizer
 // The rows of S that this rank's last update() made; none where another rank owns the head.
 Tensor owned_head_step(const Optimizer& optimizer, int rank);
 
-// This rank's state by name: "<parameter>.momentum_buffer", ".exp_avg", ".exp_avg_sq".
+// The state of every piece by name, "<parameter>.momentum_buffer", ".exp_avg", ".exp_avg_sq", grouped by name: rows of
+// a tensor of the parameter's shape. `tensor` is null where another rank's.
 struct NamedState {
   std::string name;
+  Piece piece;
   Tensor tensor;
 };
 std::vector<NamedState> named_state(const Optimizer& optimizer, const OptimizerConfigs& configs);

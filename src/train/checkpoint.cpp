@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -29,58 +30,106 @@ constexpr int state_format = 1;
 const char* const model_file = "model.safetensors";
 const char* const optimizer_file = "optimizer.safetensors";
 
-struct NamedTensor {
+// A tensor of a checkpoint's file: matrix rows, of which each rank holds some.
+struct Stored {
   std::string name;
-  Tensor tensor;
+  std::int64_t rows, cols;
+  struct Part {
+    int owner;
+    std::int64_t begin;  // row
+    Tensor tensor;       // null where this rank does not have it
+  };
+  std::vector<Part> parts;  // in row order
 };
 
-std::vector<NamedTensor> model_tensors(const Training& t) {
-  std::vector<NamedTensor> tensors;
-  for (std::size_t i = 0; i < t.optimizer.table.size(); ++i)
-    tensors.push_back({t.optimizer.table[i].name, t.master.matrices[i]});
+std::vector<Stored> model_tensors(const Training& t) {
+  std::vector<Stored> tensors;
+  for (const ParameterInfo& p : t.optimizer.table) tensors.push_back({p.name, p.rows, p.cols, {}});
+  for (const Piece& p : t.optimizer.pieces)
+    tensors[p.parameter].parts.push_back({p.owner, p.begin, t.master.matrices[p.parameter].rows(p.begin, p.end)});
   return tensors;
 }
 
-std::vector<NamedTensor> optimizer_tensors(const Training& t, const Config& config) {
-  std::vector<NamedTensor> tensors;
-  for (const NamedState& s : named_state(t.optimizer, config.optimizer)) tensors.push_back({s.name, s.tensor});
-  return tensors;
-}
-
-void write_tensors(const fs::path& path, Backend& be, const std::vector<NamedTensor>& tensors, std::int64_t update) {
-  std::vector<SafetensorsWriter::Declaration> declarations;
-  for (const auto& [name, t] : tensors) declarations.push_back({name, t.dtype, {t.dim(0), t.dim(1)}});
-  SafetensorsWriter writer(path, declarations);
-  std::vector<std::byte> buffer(host_chunk * sizeof(double));  // room for either dtype
-  for (const auto& [name, t] : tensors) {
-    const Tensor flat = t.reshape({t.size()});
-    for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
-      const Tensor part = flat.rows(first, std::min(first + host_chunk, flat.size()));
-      be.download(buffer.data(), part);
-      if (!all_finite(buffer.data(), part.dtype, part.size()))
-        fail(Exit::numbers, "[checkpoint] update {}: {} is not finite; no checkpoint written", update, name);
-      writer.write(buffer.data(), static_cast<std::size_t>(part.bytes()));
-    }
+std::vector<Stored> optimizer_tensors(const Training& t, const Config& config) {
+  std::vector<Stored> tensors;
+  for (const auto& [name, piece, tensor] : named_state(t.optimizer, config.optimizer)) {
+    const ParameterInfo& p = t.optimizer.table[piece.parameter];
+    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, p.rows, p.cols, {}});
+    tensors.back().parts.push_back({piece.owner, piece.begin, tensor});
   }
-  writer.close();
+  return tensors;
 }
 
-void read_tensors(const fs::path& path, Backend& be, const std::vector<NamedTensor>& tensors) {
+// The number of rows of a part: known on every rank.
+std::int64_t rows_of(const Stored& s, std::size_t part) {
+  return (part + 1 < s.parts.size() ? s.parts[part + 1].begin : s.rows) - s.parts[part].begin;
+}
+
+// Rank 0 writes what the owners send it. After an error of its own a rank goes on sending and receiving, so that none
+// waits for another; all throw it at the end.
+void write_tensors(const fs::path& path, Backend& be, Comm& comm, const std::vector<Stored>& tensors,
+                   std::int64_t update) {
+  std::optional<Error> error;
+  std::optional<SafetensorsWriter> writer;
+  const auto attempt = [&](auto work) {
+    try {
+      if (!error) work();
+    } catch (const Error& e) {
+      error = e;
+    }
+  };
+  if (comm.rank() == 0)
+    attempt([&] {
+      std::vector<SafetensorsWriter::Declaration> declarations;
+      for (const Stored& s : tensors) declarations.push_back({s.name, be.master_dtype(), {s.rows, s.cols}});
+      writer.emplace(path, declarations);
+    });
+  std::vector<std::byte> buffer(static_cast<std::size_t>(host_chunk * size_of(be.master_dtype())));
+  for (const Stored& s : tensors)
+    for (std::size_t i = 0; i < s.parts.size(); ++i) {
+      const auto& [owner, begin, tensor] = s.parts[i];
+      const bool mine = owner == comm.rank();
+      if (!mine && comm.rank() != 0) continue;
+      const std::int64_t size = rows_of(s, i) * s.cols;
+      for (std::int64_t first = 0; first < size; first += host_chunk) {
+        const std::int64_t count = std::min(host_chunk, size - first), bytes = count * size_of(be.master_dtype());
+        if (mine) {
+          be.download(buffer.data(), tensor.reshape({size}).rows(first, first + count));
+          if (!error && !all_finite(buffer.data(), be.master_dtype(), count))
+            error = Error(Exit::numbers, fmt::format("[checkpoint] update {}: {} is not finite; no checkpoint written",
+                                                     update, s.name));
+        }
+        comm.transfer(buffer.data(), bytes, owner, 0);
+        if (comm.rank() == 0) attempt([&] { writer->write(buffer.data(), static_cast<std::size_t>(bytes)); });
+      }
+    }
+  together(comm, [&] {
+    if (error) throw Error(*error);
+    if (writer) writer->close();
+  });
+}
+
+// Every part that this rank has.
+void read_tensors(const fs::path& path, Backend& be, const std::vector<Stored>& tensors) {
   const SafetensorsFile file(path);
   if (file.entries().size() != tensors.size())
     fail(Exit::data, "[checkpoint] {}: holds {} tensors, expected {}", path.string(), file.entries().size(),
          tensors.size());
-  std::vector<std::byte> buffer(host_chunk * sizeof(double));
-  for (const auto& [name, t] : tensors) {
-    if (file.at(name).shape != std::vector<std::int64_t>{t.dim(0), t.dim(1)})
-      fail(Exit::data, "[checkpoint] {}: {} has another shape, expected {}", path.string(), name, t.shape.str());
-    const Tensor flat = t.reshape({t.size()});
-    for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
-      const Tensor part = flat.rows(first, std::min(first + host_chunk, flat.size()));
-      const Tensor host{buffer.data(), part.dtype, part.shape};
-      if (!file.read(name, host, first))
-        fail(Exit::data, "[checkpoint] {}: {} holds a value that is not finite", path.string(), name);
-      be.upload(part, host.data);
+  std::vector<std::byte> buffer(static_cast<std::size_t>(host_chunk * size_of(be.master_dtype())));
+  for (const Stored& s : tensors) {
+    if (file.at(s.name).shape != std::vector<std::int64_t>{s.rows, s.cols})
+      fail(Exit::data, "[checkpoint] {}: {} has another shape, expected ({}, {})", path.string(), s.name, s.rows,
+           s.cols);
+    for (const Stored::Part& part : s.parts) {
+      if (!part.tensor.data) continue;
+      const Tensor flat = part.tensor.reshape({part.tensor.size()});
+      for (std::int64_t first = 0; first < flat.size(); first += host_chunk) {
+        const Tensor chunk = flat.rows(first, std::min(first + host_chunk, flat.size()));
+        const Tensor host{buffer.data(), chunk.dtype, chunk.shape};
+        if (!file.read(s.name, host, part.begin * s.cols + first))
+          fail(Exit::data, "[checkpoint] {}: {} holds a value that is not finite", path.string(), s.name);
+        be.upload(chunk, host.data);
+      }
     }
   }
 }
@@ -116,37 +165,48 @@ fs::path checkpoint_path(const fs::path& run, std::int64_t update) {
   return run / "checkpoints" / fmt::format("update-{:08}", update);
 }
 
-void write_checkpoint(const fs::path& run, Backend& be, const Config& config, const Training& t, const RunState& state,
-                      const ordered_json& dataset) {
+void write_checkpoint(const fs::path& run, Backend& be, Comm& comm, const Config& config, const Training& t,
+                      const RunState& state, const ordered_json& dataset) {
   const fs::path final_path = checkpoint_path(run, state.update);
   const fs::path unfinished = unfinished_path(final_path);
-  std::error_code error;
-  fs::remove_all(unfinished, error);
-  fs::create_directories(unfinished, error);
-  if (error) fail(Exit::data, "[checkpoint] {}: {}", unfinished.string(), error.message());
+  const auto on_first_rank = [&](const std::function<void()>& work) {
+    together(comm, [&] {
+      if (comm.rank() == 0) work();
+    });
+  };
   try {
-    write_tensors(unfinished / model_file, be, model_tensors(t), state.update);
-    write_tensors(unfinished / optimizer_file, be, optimizer_tensors(t, config), state.update);
-    ordered_json document = {
-        {"format", state_format},
-        {"update", state.update},
-        {"tokens", state.update * config.tokens_per_update()},
-        {"running",
-         {{"loss_sum", state.loss_sum}, {"loss_count", state.loss_count}, {"clipped_count", state.clipped_count}}},
-        {"files",
-         {{model_file, describe_file(unfinished / model_file)},
-          {optimizer_file, describe_file(unfinished / optimizer_file)}}},
-        {"dataset", dataset},
-        {"config", to_json(config)}};
-    document["xxh128"] = digest_of(document);
-    write_text_atomically(unfinished / "state.json", json_text(document, 1) + "\n");
-    sync_directory(unfinished);
-    fs::remove_all(final_path, error);  // a corrupt one that resuming skipped
-    rename_path(unfinished, final_path);
-    sync_directory(final_path.parent_path());
-    sync_directory(run);
+    on_first_rank([&] {
+      std::error_code error;
+      fs::remove_all(unfinished, error);
+      fs::create_directories(unfinished, error);
+      if (error) fail(Exit::data, "[checkpoint] {}: {}", unfinished.string(), error.message());
+    });
+    write_tensors(unfinished / model_file, be, comm, model_tensors(t), state.update);
+    write_tensors(unfinished / optimizer_file, be, comm, optimizer_tensors(t, config), state.update);
+    on_first_rank([&] {
+      ordered_json document = {
+          {"format", state_format},
+          {"update", state.update},
+          {"tokens", state.update * config.tokens_per_update()},
+          {"running",
+           {{"loss_sum", state.loss_sum}, {"loss_count", state.loss_count}, {"clipped_count", state.clipped_count}}},
+          {"files",
+           {{model_file, describe_file(unfinished / model_file)},
+            {optimizer_file, describe_file(unfinished / optimizer_file)}}},
+          {"dataset", dataset},
+          {"config", to_json(config)}};
+      document["xxh128"] = digest_of(document);
+      write_text_atomically(unfinished / "state.json", json_text(document, 1) + "\n");
+      sync_directory(unfinished);
+      std::error_code error;
+      fs::remove_all(final_path, error);  // a corrupt one that resuming skipped
+      rename_path(unfinished, final_path);
+      sync_directory(final_path.parent_path());
+      sync_directory(run);
+    });
   } catch (...) {
-    fs::remove_all(unfinished, error);
+    std::error_code error;
+    if (comm.rank() == 0) fs::remove_all(unfinished, error);
     throw;
   }
 }

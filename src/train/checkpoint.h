@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/comm.h"
 #include "ops/backend.h"
 #include "train/config.h"
 #include "train/training.h"
@@ -23,10 +24,11 @@ struct RunState {
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& run, std::int64_t update);
 
-// Writes the checkpoint of state.update; `dataset` is what load_checkpoint's caller compares. Error: exit 3 when it
-// cannot be written, exit 4 when a weight or a state is not finite; either leaves nothing under the final name.
-void write_checkpoint(const std::filesystem::path& run, Backend& be, const Config& config, const Training& t,
-                      const RunState& state, const nlohmann::ordered_json& dataset);
+// Writes the checkpoint of state.update, called by all ranks: rank 0 writes what each owns, in one format for any number
+// of ranks. `dataset` is what load_checkpoint's caller compares. Error, the same on all ranks: exit 3 when it cannot be
+// written, exit 4 when a weight or a state is not finite; either leaves nothing under the final name.
+void write_checkpoint(const std::filesystem::path& run, Backend& be, Comm& comm, const Config& config,
+                      const Training& t, const RunState& state, const nlohmann::ordered_json& dataset);
 
 // Removes the oldest checkpoints beyond `keep`, sparing the updates of `keep_updates`, and unfinished ones. What is
 // newer than `newest`, the one just written, is corrupt, was skipped on resuming and does not count.
@@ -50,7 +52,8 @@ std::optional<Checkpoint> newest_checkpoint_of(const std::filesystem::path& run)
 // `path` itself if it is a checkpoint's directory, else the newest whole checkpoint of the run in it. Error (exit 3).
 Checkpoint find_checkpoint(const std::filesystem::path& path);
 
-// Weights, optimizer state and run state from a whole checkpoint of this model. Error (exit 3) on anything unexpected.
+// Weights, this rank's optimizer state and the run state from a whole checkpoint of this model. Error (exit 3) on
+// anything unexpected.
 RunState load_checkpoint(const std::filesystem::path& checkpoint, const nlohmann::ordered_json& state, Backend& be,
                          const Config& config, const Training& t);
 

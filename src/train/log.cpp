@@ -14,7 +14,7 @@
 namespace rownorm {
 namespace {
 
-bool progress_on_screen = false;
+bool progress_on_screen = false, errors_only = false;
 
 void clear_progress() {
   if (progress_on_screen) std::fputs("\r\x1b[K", stderr);
@@ -34,6 +34,11 @@ void start_log() {
   auto logger = std::make_shared<spdlog::logger>("rownorm", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("[%H:%M:%S] %v");
   spdlog::set_default_logger(logger);
+}
+
+void log_errors_only() {
+  errors_only = true;
+  spdlog::set_level(spdlog::level::err);
 }
 
 void log_to_file(const std::filesystem::path& path) {
@@ -61,8 +66,11 @@ void log_warning(const std::string& message) {
   spdlog::warn("warning: {}", message);
 }
 
-void log_error(const std::string& message) {
+void log_error(std::string message) {
   clear_progress();
+  // One line whatever the message holds: paths and values may contain anything.
+  std::replace_if(
+      message.begin(), message.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   try {
     auto& sinks = spdlog::default_logger()->sinks();
     if (sinks.size() > 1) sinks[1]->log({"rownorm", spdlog::level::err, message});
@@ -81,7 +89,7 @@ std::string describe(const ProgressState& s) {
 
 void show_progress(const ProgressState& state) {
   static const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (!terminal || state.tokens_per_second == 0) return;  // nothing measured yet
+  if (!terminal || errors_only || state.tokens_per_second == 0) return;  // nothing measured yet
   std::fprintf(stderr, "\r\x1b[K%s", describe(state).c_str());
   std::fflush(stderr);
   progress_on_screen = true;

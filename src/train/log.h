@@ -8,11 +8,12 @@
 namespace rownorm {
 
 void start_log();                                     // stderr only
+void log_errors_only();                               // of the ranks the first one speaks
 void log_to_file(const std::filesystem::path& path);  // and appended to this file; Error (exit 3) if it cannot be
 void log_line(const std::string& message);
 void log_warning(const std::string& message);
 // The last line on stderr: the message alone, without a time; with a time in the log file.
-void log_error(const std::string& message);
+void log_error(std::string message);
 
 struct ProgressState {
   std::int64_t update = 0, last_update = 0;

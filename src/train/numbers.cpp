@@ -23,6 +23,34 @@ bool all_finite(Backend& be, Tensor t) {
   return true;
 }
 
+// "<how many tensors were looked at before> <name>", "" if all are finite.
+std::string first_on_this_rank(Backend& be, const Training& t) {
+  std::int64_t looked_at = 0;
+  std::string found;
+  const auto finite = [&](Tensor tensor, const std::string& name) {
+    if (!all_finite(be, tensor)) found = fmt::format("{} {}", looked_at, name);
+    ++looked_at;
+    return found.empty();
+  };
+  const auto& table = t.optimizer.table;
+  for (std::size_t p = 0; p < table.size(); ++p)
+    if (!finite(t.weights.matrices[p], table[p].name)) return found;
+  for (std::size_t i = 0; i < t.activations.blocks.size(); ++i) {
+    const BlockActivations& b = t.activations.blocks[i];
+    for (const auto& [name, tensor] : {std::pair{"attention's input", b.normed1},
+                                       {"q, k, v", b.qkv},
+                                       {"attention's output", b.att},
+                                       {"MLP's input", b.normed2},
+                                       {"gate and up", b.gate_up},
+                                       {"MLP's activations", b.act}})
+      if (!finite(tensor, fmt::format("blocks.{}: {}", i, name))) return found;
+  }
+  if (!finite(t.activations.hidden, "the head's input")) return found;
+  for (std::size_t p = table.size(); p-- > 0;)
+    if (!finite(t.gradients.matrices[p], "the gradient of " + table[p].name)) return found;
+  return found;
+}
+
 }  // namespace
 
 bool all_finite(const void* host, DType dtype, std::int64_t n) {
@@ -34,25 +62,14 @@ bool all_finite(const void* host, DType dtype, std::int64_t n) {
   throw std::logic_error(fmt::format("[numbers] {} is always finite", name_of(dtype)));
 }
 
-std::string first_not_finite(Backend& be, const Training& t) {
-  const auto found = [](const std::string& where) { return "first found in " + where; };
-  const auto& table = t.optimizer.table;
-  for (std::size_t p = 0; p < table.size(); ++p)
-    if (!all_finite(be, t.master.matrices[p])) return found(table[p].name);
-  for (std::size_t i = 0; i < t.activations.blocks.size(); ++i) {
-    const BlockActivations& b = t.activations.blocks[i];
-    for (const auto& [name, tensor] : {std::pair{"attention's input", b.normed1},
-                                       {"q, k, v", b.qkv},
-                                       {"attention's output", b.att},
-                                       {"MLP's input", b.normed2},
-                                       {"gate and up", b.gate_up},
-                                       {"MLP's activations", b.act}})
-      if (!all_finite(be, tensor)) return found(fmt::format("blocks.{}: {}", i, name));
-  }
-  if (!all_finite(be, t.activations.hidden)) return found("the head's input");
-  for (std::size_t p = table.size(); p-- > 0;)
-    if (!all_finite(be, t.gradients.matrices[p])) return found("the gradient of " + table[p].name);
-  return "every tensor is finite: the logits or a sum overflow";
+std::string first_not_finite(Backend& be, Comm& comm, const Training& t) {
+  // Of all ranks' findings the one that was looked at first: this rank's as "<how many were finite> <name>".
+  const auto findings = comm.all_gather(first_on_this_rank(be, t));
+  const std::string* first = nullptr;
+  for (const std::string& f : findings)
+    if (!f.empty() && (!first || std::stoll(f) < std::stoll(*first))) first = &f;
+  return first ? "first found in " + first->substr(first->find(' ') + 1)
+               : "every tensor is finite: the logits or a sum overflow";
 }
 
 }  // namespace rownorm

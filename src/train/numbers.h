@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/comm.h"
 #include "ops/backend.h"
 #include "train/training.h"
 
@@ -10,8 +11,8 @@ namespace rownorm {
 
 bool all_finite(const void* host, DType dtype, std::int64_t n);  // f64, f32 or bf16
 
-// The first tensor that holds a number that is not finite: weights, then what the last forward pass left, then
-// gradients in the order in which backward makes them. "first found in blocks.0.gate.weight"
-std::string first_not_finite(Backend& be, const Training& t);
+// The first tensor on any rank that holds a number that is not finite: weights, then what the last forward pass left,
+// then gradients in the order in which backward makes them. "first found in blocks.0.gate.weight". All ranks call it.
+std::string first_not_finite(Backend& be, Comm& comm, const Training& t);
 
 }  // namespace rownorm

@@ -83,13 +83,14 @@ ordered_json fingerprint(const ShardSet& train, const ShardSet& validation) {
   return {{"train", shards_of(train)}, {"validation", shards_of(validation)}};
 }
 
-std::string difference(const ordered_json& checkpoint, const ordered_json& now) {
+std::string difference(const ordered_json& a, const std::string& a_where, const ordered_json& b,
+                       const std::string& b_where) {
   for (const char* role : {"train", "validation"}) {
-    const ordered_json &was = checkpoint.at(role), &is = now.at(role);
-    for (std::size_t i = 0; i < std::max(was.size(), is.size()); ++i) {
-      const std::string before = i < was.size() ? json_text(was[i]) : "nothing",
-                        after = i < is.size() ? json_text(is[i]) : "nothing";
-      if (before != after) return fmt::format("{} shard {}: {} at the checkpoint, {} now", role, i, before, after);
+    const ordered_json &list_a = a.at(role), &list_b = b.at(role);
+    for (std::size_t i = 0; i < std::max(list_a.size(), list_b.size()); ++i) {
+      const std::string in_a = i < list_a.size() ? json_text(list_a[i]) : "nothing",
+                        in_b = i < list_b.size() ? json_text(list_b[i]) : "nothing";
+      if (in_a != in_b) return fmt::format("{} shard {}: {} {}, {} {}", role, i, in_a, a_where, in_b, b_where);
     }
   }
   return "";

@@ -36,8 +36,10 @@ class RunDirectory {
 
 // Names, sizes and header digests of the shards: equal for equal data wherever it lies.
 nlohmann::ordered_json fingerprint(const ShardSet& train, const ShardSet& validation);
-// The first shard in which two fingerprints differ, "" if they are equal.
-std::string difference(const nlohmann::ordered_json& checkpoint, const nlohmann::ordered_json& now);
+// The first shard in which two fingerprints differ, "" if they are equal; `a_where` and `b_where` tell them apart
+// ("at the checkpoint", "now").
+std::string difference(const nlohmann::ordered_json& a, const std::string& a_where, const nlohmann::ordered_json& b,
+                       const std::string& b_where);
 
 // run.json: program, machine, data, and one entry a session in "sessions" with its start, end and outcome.
 class Provenance {

@@ -1,5 +1,7 @@
 #include "train/step.h"
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace rownorm {
@@ -33,7 +35,13 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
   be.fill(t.loss, 0);
   zero(be, t.gradients);
   for (std::int64_t m = 0; m < micro_steps; ++m) {
-    read_training_batch(t.batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
+    try {
+      read_training_batch(t.batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
+    } catch (const Error& error) {  // the other ranks count on this one in the reductions to come
+      t.batch_error = error;
+      std::ranges::fill(t.batch.inputs, 0);
+      std::ranges::fill(t.batch.targets, 0);
+    }
     be.upload(a.tokens, t.batch.inputs.data());
     be.upload(a.targets, t.batch.targets.data());
     const bool last = m + 1 == micro_steps;  // then a block is complete as soon as backward has passed it
@@ -48,21 +56,25 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
     backward(be, config.model, t.weights, t.gradients, a,
              [&](std::int64_t layer) { reduce(layer < 0 ? Role::embedding : Role::hidden, layer); });
   }
+  if (t.batch_error) be.fill(t.loss, std::numeric_limits<double>::quiet_NaN());
   comm.all_reduce(t.loss, Reduction::sum);
   for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
 }
 
 void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
-          std::int64_t update_number, double lr_scale) {
+          std::int64_t update_number, double lr_scale, bool stop) {
   compute_gradients(be, comm, config, t, shards, group);
 
   // One global L2 norm over every parameter: each owner's squares in table order, then the sum over ranks (PAPER 4).
-  be.fill(t.squares, 0);
+  const Tensor squares = t.sums.rows(0, 1), stopping = t.sums.rows(1, 2);
+  be.fill(squares, 0);
+  be.fill(stopping, stop ? 1 : 0);
   for (const Piece& piece : t.optimizer.pieces)
     if (piece.owner == comm.rank() && piece.begin < piece.end)
-      be.squared_norm(t.squares, t.gradients.matrices[piece.parameter].rows(piece.begin, piece.end));
-  comm.all_reduce(t.squares, Reduction::sum);
-  be.clip(t.control, t.squares, t.loss, config.clip_norm);
+      be.squared_norm(squares, t.gradients.matrices[piece.parameter].rows(piece.begin, piece.end));
+  comm.all_reduce(t.sums, Reduction::sum);
+  be.copy(t.stop.rows(update_number % 2, update_number % 2 + 1), stopping);
+  be.clip(t.control, squares, t.loss, config.clip_norm);
 
   update(be, comm, t.optimizer, config.optimizer, t.master, t.gradients, t.control, lr_scale, update_number);
 

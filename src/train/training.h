@@ -1,8 +1,10 @@
 // Every tensor of a training run, planned in one arena.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "base/arena.h"
+#include "base/error.h"
 #include "data/batches.h"
 #include "geometry/diameter.h"
 #include "geometry/hilbert.h"
@@ -20,8 +22,9 @@ struct Training {
   Parameters gradients;  // master precision
   Activations activations;
   Optimizer optimizer;
-  Tensor loss;     // (1) f64  mean cross entropy of the update under way
-  Tensor squares;  // (1) f64  squared gradient norm
+  Tensor loss;  // (1) f64  mean cross entropy of the update under way
+  Tensor sums;  // (2) f64  over the ranks: squared gradient norm; how many were asked to stop
+  Tensor stop;  // (2) f64  the latter of the last two updates, update u in element u % 2
   UpdateControl control;
   // Loss and gradient norm of the updates since the host last looked, so that it need not wait for each.
   Tensor recent_loss, recent_norm;  // (K) f64
@@ -30,6 +33,8 @@ struct Training {
   Panel panel;
   Tensor workspace;  // (bytes) u8, the backend's
   Batch batch;       // a micro-batch on the host, kept so that the loop allocates nothing
+  // Why this rank could not read a batch: its loss is then NaN, so that nothing is applied on any rank.
+  std::optional<Error> batch_error;
 };
 
 WorkspaceSizes workspace_sizes(const Config& config);

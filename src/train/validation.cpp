@@ -11,8 +11,7 @@ double validate(Backend& be, Comm& comm, const ModelConfig& model, const Paramet
   Batch batch;
   be.fill(loss, 0);
   if (panel) be.fill(panel->hidden, 0);
-  for (std::int64_t i = 0; i * at_once < data.sequences(); ++i) {
-    if (i % comm.size() != comm.rank()) continue;
+  const auto batch_of_this_rank = [&](std::int64_t i) {
     const std::int64_t first = i * at_once, count = std::min(at_once, data.sequences() - first);
     Activations a = first_sequences(activations, count);
     data.read(batch, first, count);
@@ -21,7 +20,10 @@ double validate(Backend& be, Comm& comm, const ModelConfig& model, const Paramet
     forward(be, model, weights, a);
     be.head_loss(loss, a.hidden, weights.head, a.targets, scale);
     if (panel) collect(be, *panel, a.hidden, first * model.context);
-  }
+  };
+  together(comm, [&] {
+    for (std::int64_t i = comm.rank(); i * at_once < data.sequences(); i += comm.size()) batch_of_this_rank(i);
+  });
   comm.all_reduce(loss, Reduction::sum);
   return be.read(loss);
 }
