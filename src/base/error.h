@@ -10,10 +10,10 @@ namespace rownorm {
 enum class Exit : int {
   ok = 0,
   internal = 1,  // a bug of ours
-  usage = 2,    // command line or configuration
-  data = 3,     // data, files, directories
-  numbers = 4,  // a non-finite loss or gradient norm
-  device = 5,   // device, memory or communication
+  usage = 2,     // command line or configuration
+  data = 3,      // data, files, directories
+  numbers = 4,   // a non-finite loss or gradient norm
+  device = 5,    // device, memory or communication
 };
 
 class Error : public std::runtime_error {

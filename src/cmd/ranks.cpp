@@ -21,7 +21,8 @@ int on_every_rank(const std::function<int(Comm&)>& body) {
     log_error(fmt::format("{} (on rank {} of {})", error.what(), comm->rank(), comm->size()));
     comm->abort(static_cast<int>(error.code()));
   }
-  comm->all_gather("");  // mpirun ends the others as soon as one leaves with an error: none does before rank 0 has spoken
+  comm->all_gather(
+      "");  // mpirun ends the others as soon as one leaves with an error: none does before rank 0 has spoken
   return code;
 }
 

@@ -264,8 +264,7 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     r["validation/loss"] = run_validation(run, panel ? &run.t.panel : nullptr);
     r["validation/tokens"] = c.evaluation.tokens;
     if (panel) {
-      const double rms =
-          hilbert_rms(*run.be, run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm.rank()));
+      const double rms = hilbert_rms(*run.be, run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm.rank()));
       r["validation/hilbert_step/rms"] = checked(run, "the Hilbert RMS", rms);
       r["validation/hilbert_step/tokens"] = c.panel_positions();
     }

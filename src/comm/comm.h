@@ -37,7 +37,8 @@ class Comm {
 
   // One text of every rank, on every rank, in rank order (configs to compare, errors to agree on).
   virtual std::vector<std::string> all_gather(const std::string& text) = 0;
-  // `bytes` of host memory of rank `from` arrive in that of rank `to`; called by these two alone, nothing if they are one.
+  // `bytes` of host memory of rank `from` arrive in that of rank `to`; called by these two alone, nothing if they are
+  // one.
   virtual void transfer(void* host, std::int64_t bytes, int from, int to) = 0;
 
   // Ends the processes of all ranks with this exit code: for an error that the other ranks do not know of.

@@ -1,6 +1,6 @@
-// Ranks over MPI, for tensors in the host's memory. What is added is added here, not by MPI: then the order is fixed for
-// any library, algorithm and topology, NaN is never dropped by a minimum, and bf16 needs no type of MPI's. Every call is
-// blocking: MPI progresses only inside its own calls, so on the CPU nothing would overlap.
+// Ranks over MPI, for tensors in the host's memory. What is added is added here, not by MPI: then the order is fixed
+// for any library, algorithm and topology, NaN is never dropped by a minimum, and bf16 needs no type of MPI's. Every
+// call is blocking: MPI progresses only inside its own calls, so on the CPU nothing would overlap.
 #include <mpi.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@
 namespace rownorm {
 namespace {
 
-constexpr std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of each rank at a time; also keeps MPI's counts in an int
+constexpr std::int64_t chunk_bytes = std::int64_t{1}
+                                     << 20;  // of each rank at a time; also keeps MPI's counts in an int
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -109,8 +110,7 @@ class Mpi final : public Comm {
       check(MPI_Gather(data, static_cast<int>(bytes), MPI_BYTE, gathered_.data(), static_cast<int>(bytes), MPI_BYTE,
                        owner, MPI_COMM_WORLD),
             "MPI_Gather");
-      if (rank_ == owner)
-        combine(data, gathered_.data(), t.dtype, bytes / size_of(t.dtype), size_, Reduction::sum);
+      if (rank_ == owner) combine(data, gathered_.data(), t.dtype, bytes / size_of(t.dtype), size_, Reduction::sum);
     });
     return 0;
   }
@@ -136,9 +136,9 @@ class Mpi final : public Comm {
     }
     if (total > std::numeric_limits<int>::max()) throw std::logic_error("[mpi] texts of more than 2 GiB");
     std::string all(static_cast<std::size_t>(total), '\0');
-    check(MPI_Allgatherv(text.data(), mine, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR,
-                         MPI_COMM_WORLD),
-          "MPI_Allgatherv");
+    check(
+        MPI_Allgatherv(text.data(), mine, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, MPI_COMM_WORLD),
+        "MPI_Allgatherv");
     std::vector<std::string> texts;
     for (std::size_t r = 0; r < ranks; ++r)
       texts.push_back(all.substr(static_cast<std::size_t>(offsets[r]), static_cast<std::size_t>(sizes[r])));
@@ -151,8 +151,7 @@ class Mpi final : public Comm {
       std::byte* data = static_cast<std::byte*>(host) + first;
       const int count = static_cast<int>(std::min(chunk_bytes, bytes - first));
       if (rank_ == from) check(MPI_Send(data, count, MPI_BYTE, to, 0, MPI_COMM_WORLD), "MPI_Send");
-      if (rank_ == to)
-        check(MPI_Recv(data, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+      if (rank_ == to) check(MPI_Recv(data, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
     }
   }
 

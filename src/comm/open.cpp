@@ -68,8 +68,9 @@ void together(Comm& comm, const std::function<void()>& local) {
   if (first == errors.end()) return;
   const std::size_t space = first->find(' ');
   const auto rank = first - errors.begin();
-  throw AgreedError(static_cast<Exit>(std::stoi(first->substr(0, space))),
-                    first->substr(space + 1) + (rank == 0 ? "" : fmt::format(" (on rank {} of {})", rank, comm.size())));
+  throw AgreedError(
+      static_cast<Exit>(std::stoi(first->substr(0, space))),
+      first->substr(space + 1) + (rank == 0 ? "" : fmt::format(" (on rank {} of {})", rank, comm.size())));
 }
 
 std::string from_first_rank(Comm& comm, const std::string& text) {

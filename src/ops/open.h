@@ -9,9 +9,9 @@ namespace rownorm {
 
 // device: auto (CUDA if it works, else the CPU), cpu, cuda, reference.
 // precision: auto (cuda bf16, cpu fp32, reference fp64), bf16, tf32, fp32, fp64 (reference only).
-// local_rank: which of this machine's devices; one rank a GPU. On the CPU the local_size ranks of this machine share its
-// cores, unless OMP_NUM_THREADS says how many threads each has.
-// Error exit 2: unknown name, or a precision that the device lacks; exit 5: cuda without a working module or device.
+// local_rank: which of this machine's devices; one rank a GPU. On the CPU the local_size ranks of this machine share
+// its cores, unless OMP_NUM_THREADS says how many threads each has. Error exit 2: unknown name, or a precision that the
+// device lacks; exit 5: cuda without a working module or device.
 std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision, int local_rank = 0,
                                       int local_size = 1);
 

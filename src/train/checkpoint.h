@@ -24,9 +24,9 @@ struct RunState {
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& run, std::int64_t update);
 
-// Writes the checkpoint of state.update, called by all ranks: rank 0 writes what each owns, in one format for any number
-// of ranks. `dataset` is what load_checkpoint's caller compares. Error, the same on all ranks: exit 3 when it cannot be
-// written, exit 4 when a weight or a state is not finite; either leaves nothing under the final name.
+// Writes the checkpoint of state.update, called by all ranks: rank 0 writes what each owns, in one format for any
+// number of ranks. `dataset` is what load_checkpoint's caller compares. Error, the same on all ranks: exit 3 when it
+// cannot be written, exit 4 when a weight or a state is not finite; either leaves nothing under the final name.
 void write_checkpoint(const std::filesystem::path& run, Backend& be, Comm& comm, const Config& config,
                       const Training& t, const RunState& state, const nlohmann::ordered_json& dataset);
 

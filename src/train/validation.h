@@ -9,7 +9,8 @@
 namespace rownorm {
 
 // Mean next-token cross entropy over all of `data`'s sequences, in batches of at most the activations' size dealt to
-// the ranks in turn. Error (exit 3), the same on all ranks: data overwritten in use. `loss` is a 1-element f64 tensor; `panel` (null: none) gets its rows of the hidden states.
+// the ranks in turn. Error (exit 3), the same on all ranks: data overwritten in use. `loss` is a 1-element f64 tensor;
+// `panel` (null: none) gets its rows of the hidden states.
 double validate(Backend& be, Comm& comm, const ModelConfig& model, const Parameters& weights,
                 const Activations& activations, Tensor loss, ValidationSet& data, const Panel* panel);
 

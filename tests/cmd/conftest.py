@@ -22,3 +22,7 @@ def whole_run(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pyte
     config = support.tiny_config(data, folder / "run", optimizer__head=support.HEADS[request.param])
     support.expect_ok(support.run("train", support.write_config(folder / "config.json", config)))
     return config
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_rank: a test of bad input that cannot be had under mpirun")

@@ -42,8 +42,27 @@ class Result:
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     # Passive: threads that wait for each other by spinning crawl when something else keeps the cores busy.
     # CUDA_VISIBLE_DEVICES: "device cuda" has no device, also on a machine that has one.
-    defaults = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+    # OMPI_*: mpirun wants to be told twice that it may run as root.
+    defaults = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
     return defaults | os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (extra or {})
+
+
+# How many ranks `rownorm train` has where a test does not say.
+default_ranks = 1
+
+
+def command(*arguments: object, ranks: int | None = None) -> list[str]:
+    """The command line of one process, or of `train` on several ranks. mpirun adds nothing to their errors (--quiet),
+    and when one leaves with an error it waits for the others instead of killing them after two seconds: they must leave
+    by themselves."""
+    words = [str(EXE), *map(str, arguments)]
+    if ranks is None:
+        ranks = default_ranks if arguments[:1] == ("train",) else 1
+    if ranks == 1:
+        return words
+    options = ["--quiet", "--oversubscribe", "--bind-to", "none", "--mca", "orte_abort_on_non_zero_status", "0"]
+    return ["mpirun", *options, "-n", str(ranks), *words]
 
 
 def run(
@@ -52,9 +71,10 @@ def run(
     cwd: Path | None = None,
     preexec: Callable[[], None] | None = None,
     env: dict[str, str] | None = None,
+    ranks: int | None = None,
 ) -> Result:
     done = subprocess.run(
-        [EXE, *map(str, arguments)],
+        command(*arguments, ranks=ranks),
         capture_output=True,
         timeout=timeout,
         cwd=cwd,
@@ -65,8 +85,15 @@ def run(
     return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-def start(*arguments: object, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([EXE, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=stderr, env=environment())
+def start(*arguments: object, stderr: int = subprocess.DEVNULL, ranks: int | None = None) -> subprocess.Popen[bytes]:
+    words = command(*arguments, ranks=ranks)
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, env=environment())
+
+
+def processes_of(launcher: subprocess.Popen[bytes]) -> list[int]:
+    """The ranks' process ids, in rank order as mpirun starts them."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -81,11 +108,15 @@ def expect_ok(result: Result) -> Result:
     return result
 
 
-def expect_error(result: Result, code: int, *parts: str) -> None:
+HOUSE_STYLE = r"\[[a-z_ ]+\] \S"
+
+
+def expect_error(result: Result, code: int, *parts: str, lines: int = 1) -> None:
     """The exit code, and one last line on stderr in the house style that holds every part."""
     assert result.code == code, f"exit {result.code}, expected {code}: {result.err[-2000:]}"
     line = result.last_line
-    assert re.match(r"\[[a-z_ ]+\] \S", line), line
+    assert re.match(HOUSE_STYLE, line), line
+    assert len([other for other in result.err.splitlines() if re.match(HOUSE_STYLE, other)]) == lines, result.err
     assert line.isprintable(), line
     for part in parts:
         assert part in line, f"{part!r} is not in: {line}"
@@ -136,7 +167,7 @@ def tiny_config(data: Path, output: Path, **changes: object) -> dict[str, Any]:
         "device": "cpu",
         "model": {"vocab_size": VOCAB, "context": CONTEXT, "layers": 2, "width": 16, "head_dim": 8},
         "data": {"train": str(data / "train_*.bin"), "validation": str(data / "val_*.bin")},
-        "batch": {"sequences": SEQUENCES, "micro_batch": 4},
+        "batch": {"sequences": SEQUENCES, "micro_batch": 4 if default_ranks == 1 else 3},
         "schedule": {"updates": 24},
         "optimizer": {"hidden": {"algorithm": "muon", "lr": 8e-3}, "embedding": ADAMW, "head": ROWNORM},
         "clip_norm": 0.53,  # some updates are clipped, some are not

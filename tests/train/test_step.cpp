@@ -85,7 +85,7 @@ TEST_P(Step, NothingIsAppliedFromTheFirstNumberThatIsNotFinite) {
     make(2);
     EXPECT_FALSE(std::isfinite(be->read(t.loss)));
     EXPECT_EQ(be->read(t.control.ok), 0);
-    EXPECT_EQ(first_not_finite(*be, t), "first found in embed.weight");
+    EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in embed.weight");
 
     put(*be, t.master.embed, embedding);
     EXPECT_EQ(everything(), right);
@@ -99,18 +99,18 @@ TEST_P(Step, NothingIsAppliedFromTheFirstNumberThatIsNotFinite) {
 
 TEST_P(Step, FirstNotFiniteLooksInTheOrderOfTheComputation) {
   make(1);
-  EXPECT_EQ(first_not_finite(*be, t), "every tensor is finite: the logits or a sum overflow");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "every tensor is finite: the logits or a sum overflow");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   be->fill(t.gradients.embed, nan);  // backward makes it last
-  EXPECT_EQ(first_not_finite(*be, t), "first found in the gradient of embed.weight");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in the gradient of embed.weight");
   be->fill(t.gradients.head, nan);
-  EXPECT_EQ(first_not_finite(*be, t), "first found in the gradient of lm_head.weight");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in the gradient of lm_head.weight");
   be->fill(t.activations.hidden, nan);
-  EXPECT_EQ(first_not_finite(*be, t), "first found in the head's input");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in the head's input");
   be->fill(t.activations.blocks[0].gate_up, nan);
-  EXPECT_EQ(first_not_finite(*be, t), "first found in blocks.0: gate and up");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in blocks.0: gate and up");
   be->fill(t.master.head, nan);
-  EXPECT_EQ(first_not_finite(*be, t), "first found in lm_head.weight");
+  EXPECT_EQ(first_not_finite(*be, *comm, t), "first found in lm_head.weight");
 }
 
 TEST(Numbers, FiniteOfEveryDtype) {
