@@ -4,7 +4,7 @@
 // update alone, an update as in training, the measurements. All take turns, so that what slows the machine for a while
 // slows all of them. The tables are means over the middle half of the rounds by the update's time: one set of rounds,
 // so that parts and wholes add up, without the rounds that something else disturbed. Times are between marks in the
-// backend's queue (ops/backend.h).
+// backend's queue (ops/backend.h). Bounds and products alone are no parts of a whole: they are medians of all rounds.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/random.h"
@@ -98,7 +99,9 @@ class Recorder final : public Observer {
 struct Product {
   std::string operation;
   Index N, m, k;
-  auto operator<=>(const Product&) const = default;
+  friend bool operator<(const Product& a, const Product& b) {
+    return std::tie(a.operation, a.N, a.m, a.k) < std::tie(b.operation, b.N, b.m, b.k);
+  }
   double flops() const { return 2 * static_cast<double>(N) * static_cast<double>(m) * static_cast<double>(k); }
 };
 
@@ -377,27 +380,27 @@ ordered_json report(const Bench& b, const std::vector<Round>& rounds, const std:
   const double evaluations = b.validation_set ? static_cast<double>(c.evaluation.tokens) /
                                                     static_cast<double>(b.validation_set->sequences() * c.model.context)
                                               : 0;
-  double unattributed = 0;
-  for (const auto& [phase, ignored] : kept[0].seconds) {
+  for (const auto& of_phase : kept[0].seconds) {
+    const Phase phase = of_phase.first;
     const double seconds = mean([phase](const Round& r) { return r.seconds.at(phase); });
     const Index every = in_update(phase)           ? 1
                         : phase == Phase::diameter ? c.diagnostics.diameter_every
                                                    : c.evaluation.every;
     const double whole = phase == Phase::validation ? seconds * evaluations : seconds;
-    if (in_update(phase)) unattributed += seconds - attributed[phase];
-    j["phases"].push_back({{"phase", name_of(phase)},
-                           {"measured_seconds", seconds},
-                           {"unattributed_seconds", seconds - attributed[phase]},
-                           {"seconds", whole},
-                           {"every", every},
-                           {"seconds_per_update", whole / static_cast<double>(every)}});
+    j["phases"].push_back(
+        {{"phase", name_of(phase)},
+         {"measured_seconds", seconds},
+         {"unattributed_seconds", seconds - attributed[phase]},
+         {"unattributed_share", (seconds - attributed[phase]) / (in_update(phase) ? update : seconds)},
+         {"seconds", whole},
+         {"every", every},
+         {"seconds_per_update", whole / static_cast<double>(every)}});
   }
   for (const auto& [key, sum] : operations) {
-    const auto& [phase, operation] = key;
-    const Phase of = phase;
-    const double whole = in_update(phase) ? update : mean([of](const Round& r) { return r.seconds.at(of); });
+    const Phase phase = key.first;
+    const double whole = in_update(phase) ? update : mean([phase](const Round& r) { return r.seconds.at(phase); });
     j["operations"].push_back({{"phase", name_of(phase)},
-                               {"operation", operation},
+                               {"operation", key.second},
                                {"calls", sum.calls},
                                {"seconds", sum.seconds},
                                {"share", sum.seconds / whole},
@@ -413,11 +416,10 @@ ordered_json report(const Bench& b, const std::vector<Round>& rounds, const std:
   std::stable_sort(j["operations"].begin(), j["operations"].end(), [](const ordered_json& x, const ordered_json& y) {
     return x["seconds"].get<double>() > y["seconds"].get<double>();
   });
-  j["unattributed"] = {{"seconds", unattributed}, {"share", unattributed / update}};
 
   std::size_t i = 0;
   for (const auto& [p, use] : products) {
-    const double alone = mean([i](const Round& r) { return r.alone[i]; });
+    const double alone = quartiles(rounds, [i](const Round& r) { return r.alone[i]; })[1];
     const double rate = p.flops() / alone;
     ordered_json in_update = nullptr;  // a product within another operation cannot be seen there
     if (const auto found = linear.find(p); found != linear.end())
@@ -466,29 +468,18 @@ void print_text(const ordered_json& j) {
     fmt::print("{:<22}{:>12}{:>8}{:>16}\n", p["phase"].get<std::string>(), ms(p["seconds"]), p["every"].dump(),
                ms(p["seconds_per_update"]));
 
-  const auto header = [](const char* what, const char* share) {
-    fmt::print("\n{:<24}{:>6}{:>11}{:>8}{:>10}{:>8}{:>11}{:>10}\n", what, "calls", "ms", share, "GFLOP/s", "GB/s",
-               "bound", "of bound");
-  };
-  const auto row = [&](const ordered_json& o) {
-    fmt::print("{:<24}{:>6}{:>11}{:>8}{:>10}{:>8}{:>11}{:>10}\n", o["operation"].get<std::string>(), o["calls"].dump(),
-               ms(o["seconds"]), percent(o["share"]), giga(o["flops_per_second"]), giga(o["bytes_per_second"]),
-               o["bound"].is_null() ? "-" : o["bound"].get<std::string>(), percent(o["of_bound"]));
-  };
-  const auto table = [&](const std::set<std::string>& phases) {
-    for (const auto& o : j["operations"])
-      if (phases.contains(o["phase"].get<std::string>())) row(o);
-  };
-  const std::string gradients = name_of(Phase::gradients), optimizer = name_of(Phase::optimizer);
-  header("update", "share");
-  table({gradients, optimizer});
-  fmt::print("{:<24}{:>6}{:>11}{:>8}\n", "unattributed", "", ms(j["unattributed"]["seconds"]),
-             percent(j["unattributed"]["share"]));
   for (const auto& p : j["phases"]) {
     const auto phase = p["phase"].get<std::string>();
-    if (phase == gradients || phase == optimizer) continue;
-    header(phase.c_str(), "share");
-    table({phase});
+    fmt::print("\n{:<24}{:>6}{:>11}{:>8}{:>10}{:>8}{:>11}{:>10}\n", phase, "calls", "ms", "share", "GFLOP/s", "GB/s",
+               "bound", "of bound");
+    for (const auto& o : j["operations"])
+      if (o["phase"] == phase)
+        fmt::print("{:<24}{:>6}{:>11}{:>8}{:>10}{:>8}{:>11}{:>10}\n", o["operation"].get<std::string>(),
+                   o["calls"].dump(), ms(o["seconds"]), percent(o["share"]), giga(o["flops_per_second"]),
+                   giga(o["bytes_per_second"]), o["bound"].is_null() ? "-" : o["bound"].get<std::string>(),
+                   percent(o["of_bound"]));
+    fmt::print("{:<24}{:>6}{:>11}{:>8}\n", "unattributed", "", ms(p["unattributed_seconds"]),
+               percent(p["unattributed_share"]));
   }
 
   fmt::print("\n{:<42}{:>7}{:>18}{:>10}{:>20}  {}\n", "product (N, m, k)", "count", "GFLOP/s: alone", "of peak",
