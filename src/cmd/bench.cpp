@@ -271,7 +271,7 @@ void check_numbers(Bench& b) {
 
 // Calls that take about as long as the peak's: on a machine with other work a shorter time is either undisturbed or
 // very much disturbed, and its median no longer comparable.
-Index repetitions(const Product& p) { return std::clamp<Index>(static_cast<Index>(1e9 / p.flops()), 1, 256); }
+Index repetitions(const Product& p) { return std::clamp<Index>(static_cast<Index>(1e9 / p.flops()), 1, 128); }
 
 void run_probes_and_products(Bench& b, const std::map<Product, Use>& products, const ProductOperands& operands,
                              Round& round) {
@@ -422,9 +422,9 @@ ordered_json report(const Bench& b, const std::vector<Round>& rounds, const std:
   for (const auto& [p, use] : products) {
     const double alone = quartiles(rounds, [i](const Round& r) { return r.alone[i]; })[1];
     const double rate = p.flops() / alone;
-    ordered_json in_update = nullptr;  // a product within another operation cannot be seen there
+    ordered_json within_update = nullptr;  // a product within another operation cannot be seen there
     if (const auto found = linear.find(p); found != linear.end())
-      in_update = found->second.flops / found->second.seconds;
+      within_update = found->second.flops / found->second.seconds;
     j["products"].push_back({{"product", p.operation},
                              {"sizes", {p.N, p.m, p.k}},
                              {"within", use.within},
@@ -432,7 +432,7 @@ ordered_json report(const Bench& b, const std::vector<Round>& rounds, const std:
                              {"flops", p.flops()},
                              {"flops_per_second_alone", rate},
                              {"of_peak_alone", value_or_null(bounds, rate / peak[1])},
-                             {"flops_per_second_in_update", in_update}});
+                             {"flops_per_second_in_update", within_update}});
     ++i;
   }
   return j;
