@@ -49,6 +49,18 @@ int run(int argc, char** argv) {
   sub->add_option("--diameter", inspect.diameter, "exact row diameter of this tensor")->type_name("NAME");
   sub->callback([&] { exit_code = as_one_process("inspect", [&] { return inspect_command(inspect); }); });
 
+  BenchOptions bench;
+  sub = app.add_subcommand("bench",
+                           "where an update's time goes, against the machine's bounds; reads and writes no data");
+  sub->add_option("config,--config", bench.config, "JSON file")->required();
+  sub->add_option("--set", bench.overrides, "path=value: override a key of the config, e.g. batch.micro_batch=4")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false);
+  sub->add_option("--updates", bench.updates, "how many to measure (default 20)")->check(CLI::Range(1, 10000));
+  sub->add_option("--device", bench.device, "auto, cpu, cuda, reference (default: the config's)");
+  sub->add_flag("--json", bench.json, "JSON instead of tables");
+  sub->callback([&] { exit_code = bench_command(bench); });
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -56,7 +68,7 @@ int run(int argc, char** argv) {
     fail(Exit::usage, "[usage] {} (rownorm --help)", e.what());
   }
   if (app.get_subcommands().empty())
-    fail(Exit::usage, "[usage] no subcommand: train, eval or inspect (rownorm --help)");
+    fail(Exit::usage, "[usage] no subcommand: train, eval, inspect or bench (rownorm --help)");
   if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
 }

@@ -39,4 +39,13 @@ struct InspectOptions {
 };
 int inspect_command(const InspectOptions& options);
 
+struct BenchOptions {
+  std::filesystem::path config;
+  std::vector<std::string> overrides;  // "path=value"
+  std::string device;                  // instead of the config's; empty: the config's
+  std::int64_t updates = 20;           // that are measured
+  bool json = false;
+};
+int bench_command(const BenchOptions& options);
+
 }  // namespace rownorm

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <stdexcept>
 #include <tuple>
 
 #include "base/error.h"
@@ -79,6 +80,16 @@ ShardSet::ShardSet(std::string role, const std::string& pattern, std::int64_t vo
   open_.resize(shards_.size());
 }
 
+ShardSet::ShardSet(std::string role, std::vector<std::uint16_t> tokens, std::int64_t vocab_size)
+    : role_(std::move(role)),
+      vocab_size_(vocab_size),
+      shards_{{"memory", static_cast<std::int64_t>(tokens.size()), ""}},
+      in_memory_(std::move(tokens)) {
+  if (const BadToken bad = find_bad_token(in_memory_, vocab_size); bad.position >= 0)
+    throw std::logic_error(
+        fmt::format("[shard] token {} in memory is {}, expected less than {}", bad.position, bad.value, vocab_size));
+}
+
 std::int64_t ShardSet::tokens() const {
   std::int64_t sum = 0;
   for (const ShardInfo& shard : shards_) sum += shard.tokens;
@@ -87,6 +98,7 @@ std::int64_t ShardSet::tokens() const {
 
 std::span<const std::uint16_t> ShardSet::tokens_of(std::size_t s) {
   const ShardInfo& shard = shards_.at(s);
+  if (open_.empty()) return in_memory_;
   const auto tokens_in = [&](const MappedFile& file) {
     return std::span(reinterpret_cast<const std::uint16_t*>(file.bytes().data() + shard_header_bytes),
                      static_cast<std::size_t>(shard.tokens));

@@ -37,6 +37,8 @@ class ShardSet {
  public:
   // `role` ("train", "validation") appears in messages.
   ShardSet(std::string role, const std::string& pattern, std::int64_t vocab_size);
+  // One shard without a file, each token < vocab_size.
+  ShardSet(std::string role, std::vector<std::uint16_t> tokens, std::int64_t vocab_size);
 
   const std::vector<ShardInfo>& shards() const { return shards_; }
   std::int64_t tokens() const;  // of all shards
@@ -53,7 +55,8 @@ class ShardSet {
   std::string role_;
   std::int64_t vocab_size_;
   std::vector<ShardInfo> shards_;
-  std::vector<std::unique_ptr<MappedFile>> open_;  // null until first used
+  std::vector<std::unique_ptr<MappedFile>> open_;  // null until first used; none of a shard in memory
+  std::vector<std::uint16_t> in_memory_;
 };
 
 // Position and value of the first token >= vocab_size, or -1.

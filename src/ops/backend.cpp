@@ -1,9 +1,12 @@
-// The public operations: shapes and dtypes are checked here, once, for every backend.
+// The public operations: shapes and dtypes are checked, and work is counted, here, once, for every backend.
 #include "ops/backend.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
+#include <chrono>
+#include <iterator>
 #include <stdexcept>
 
 #include "base/error.h"
@@ -56,6 +59,37 @@ struct Check {
   }
 };
 
+// Tells the observer, if there is one, of the work that is enqueued while this lives.
+class Observed {
+ public:
+  Observed(Observer* observer, const Work& work) : observer_(observer) {
+    if (observer_) observer_->begin(work);
+  }
+  ~Observed() {
+    if (observer_) observer_->end();
+  }
+  Observed(const Observed&) = delete;
+  Observed& operator=(const Observed&) = delete;
+
+ private:
+  Observer* observer_;
+};
+
+template <class... Tensors>
+double bytes(const Tensors&... tensors) {
+  return static_cast<double>((tensors.bytes() + ...));
+}
+
+// FLOPs of a product of (m,k) and (k,n).
+double product(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+// Pairs i >= j within sequences of `context` tokens, of all rows.
+double causal_pairs(std::int64_t rows, std::int64_t context) {
+  return static_cast<double>(rows) * static_cast<double>(context + 1) / 2;
+}
+
 bool is_float(DType dtype) { return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16; }
 
 // Sizes that the attention operations read from qkv(N,3d) and a statistic of `parts` values a head.
@@ -85,15 +119,28 @@ void check_rope(const Check& check, const Tensor& qkv, const Tensor& rstd, const
 
 }  // namespace
 
+// ---- timing ----
+
+std::int64_t Backend::mark() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+double Backend::seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
+
 // ---- transport ----
 
 void Backend::upload(Tensor to, const void* host) {
-  Check{"upload"}.memory("to", to);
+  const Check check{"upload"};
+  check.memory("to", to);
+  const Observed observed(observer_, {check.operation, 0, 2 * bytes(to)});
   do_upload(to, host);
 }
 
 void Backend::download(void* host, Tensor from) {
-  Check{"download"}.memory("from", from);
+  const Check check{"download"};
+  check.memory("from", from);
+  const Observed observed(observer_, {check.operation, 0, 2 * bytes(from)});
   do_download(host, from);
 }
 
@@ -101,6 +148,7 @@ double Backend::read(Tensor scalar) {
   const Check check{"read"};
   if (scalar.size() != 1) check.wrong("scalar", scalar.str(), "1 element");
   check.memory("scalar", scalar);
+  const Observed observed(observer_, {check.operation, 0, 0});
   switch (scalar.dtype) {
     case DType::f64: {
       double value = 0;
@@ -138,6 +186,7 @@ void Backend::copy(Tensor to, Tensor from) {
     check.wrong("to", to.str(), is_float(from.dtype) ? "a float dtype" : name_of(from.dtype));
   check.memory("to", to);
   check.memory("from", from);
+  const Observed observed(observer_, {check.operation, 0, bytes(to, from)});
   do_copy(to, from);
 }
 
@@ -145,6 +194,7 @@ void Backend::fill(Tensor t, double value) {
   const Check check{"fill"};
   if (t.dtype == DType::u8) check.wrong("t", t.str(), "f64, f32, bf16 or i32");
   check.memory("t", t);
+  const Observed observed(observer_, {check.operation, 0, bytes(t)});
   do_fill(t, value);
 }
 
@@ -155,6 +205,7 @@ void Backend::embedding(Tensor y, Tensor tokens, Tensor w) {
   check.matrix("w", w, compute_dtype());
   check.vector("tokens", tokens, DType::i32);
   check.tensor("y", y, compute_dtype(), {tokens.dim(0), w.dim(1)});
+  const Observed observed(observer_, {check.operation, 0, 2 * bytes(y) + bytes(tokens)});
   do_embedding(y, tokens, w);
 }
 
@@ -163,6 +214,8 @@ void Backend::embedding_backward(Tensor dw, Tensor tokens, Tensor dy) {
   check.matrix("dw", dw, master_dtype());
   check.vector("tokens", tokens, DType::i32);
   check.tensor("dy", dy, compute_dtype(), {tokens.dim(0), dw.dim(1)});
+  const Observed observed(
+      observer_, {check.operation, 0, bytes(tokens, dy) + 2 * static_cast<double>(dy.size() * size_of(dw.dtype))});
   do_embedding_backward(dw, tokens, dy);
 }
 
@@ -171,6 +224,7 @@ void Backend::rmsnorm(Tensor y, Tensor rstd, Tensor x, double eps) {
   check.matrix("x", x, compute_dtype());
   check.tensor("y", y, compute_dtype(), x.shape);
   check.tensor("rstd", rstd, master_dtype(), {x.dim(0)});
+  const Observed observed(observer_, {check.operation, 0, bytes(y, rstd, x)});
   do_rmsnorm(y, rstd, x, eps);
 }
 
@@ -180,6 +234,7 @@ void Backend::rmsnorm_backward(Tensor dx, Tensor dy, Tensor y, Tensor rstd) {
   check.tensor("dx", dx, compute_dtype(), y.shape);
   check.tensor("dy", dy, compute_dtype(), y.shape);
   check.tensor("rstd", rstd, master_dtype(), {y.dim(0)});
+  const Observed observed(observer_, {check.operation, 0, bytes(dx, dx, dy, y, rstd)});
   do_rmsnorm_backward(dx, dy, y, rstd);
 }
 
@@ -189,6 +244,10 @@ void Backend::linear(Tensor y, Tensor x, Tensor w, bool accumulate) {
   check.matrix("y", y, compute_dtype());
   check.tensor("y", y, compute_dtype(), {x.dim(0), y.dim(1)});
   check.tensor("w", w, compute_dtype(), {y.dim(1), x.dim(1)});
+  const Observed observed(observer_, {check.operation,
+                                      product(x.dim(0), y.dim(1), x.dim(1)),
+                                      bytes(y, x, w) + (accumulate ? bytes(y) : 0),
+                                      {x.dim(0), y.dim(1), x.dim(1)}});
   do_linear(y, x, w, accumulate);
 }
 
@@ -198,6 +257,9 @@ void Backend::linear_input_grad(Tensor dx, Tensor dy, Tensor w) {
   check.matrix("dx", dx, compute_dtype());
   check.tensor("dx", dx, compute_dtype(), {dy.dim(0), dx.dim(1)});
   check.tensor("w", w, compute_dtype(), {dy.dim(1), dx.dim(1)});
+  const Observed observed(
+      observer_,
+      {check.operation, product(dx.dim(0), dx.dim(1), dy.dim(1)), bytes(dx, dy, w), {dx.dim(0), dy.dim(1), dx.dim(1)}});
   do_linear_input_grad(dx, dy, w);
 }
 
@@ -207,11 +269,17 @@ void Backend::linear_weight_grad(Tensor dw, Tensor dy, Tensor x) {
   check.matrix("x", x, compute_dtype());
   check.tensor("x", x, compute_dtype(), {dy.dim(0), x.dim(1)});
   check.tensor("dw", dw, master_dtype(), {dy.dim(1), x.dim(1)});
+  const Observed observed(observer_, {check.operation,
+                                      product(dw.dim(0), dw.dim(1), x.dim(0)),
+                                      bytes(dw, dw, dy, x),
+                                      {x.dim(0), dw.dim(0), dw.dim(1)}});
   do_linear_weight_grad(dw, dy, x);
 }
 
 void Backend::qk_norm_rope(Tensor qkv, Tensor rstd, Tensor rope, double eps) {
-  check_rope(Check{"qk_norm_rope"}, qkv, rstd, rope, compute_dtype(), master_dtype());
+  const Check check{"qk_norm_rope"};
+  check_rope(check, qkv, rstd, rope, compute_dtype(), master_dtype());
+  const Observed observed(observer_, {check.operation, 0, bytes(qkv, qkv) * 2 / 3 + bytes(rstd, rope)});
   do_qk_norm_rope(qkv, rstd, rope, eps);
 }
 
@@ -219,6 +287,7 @@ void Backend::qk_norm_rope_backward(Tensor dqkv, Tensor qkv, Tensor rstd, Tensor
   const Check check{"qk_norm_rope_backward"};
   check_rope(check, qkv, rstd, rope, compute_dtype(), master_dtype());
   check.tensor("dqkv", dqkv, compute_dtype(), qkv.shape);
+  const Observed observed(observer_, {check.operation, 0, bytes(dqkv, dqkv, qkv) * 2 / 3 + bytes(rstd, rope)});
   do_qk_norm_rope_backward(dqkv, qkv, rstd, rope);
 }
 
@@ -226,6 +295,9 @@ void Backend::attention(Tensor att, Tensor lse, Tensor qkv, std::int64_t context
   const Check check{"attention"};
   check_heads(check, qkv, "lse", lse, 1, context, compute_dtype(), master_dtype());
   check.tensor("att", att, compute_dtype(), {qkv.dim(0), qkv.dim(1) / 3});
+  const Observed observed(
+      observer_,
+      {check.operation, 2 * product(1, 1, att.dim(1)) * causal_pairs(att.dim(0), context), bytes(att, lse, qkv)});
   do_attention(att, lse, qkv, context);
 }
 
@@ -235,6 +307,9 @@ void Backend::attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor ls
   check.tensor("dqkv", dqkv, compute_dtype(), qkv.shape);
   check.tensor("datt", datt, compute_dtype(), {qkv.dim(0), qkv.dim(1) / 3});
   check.tensor("att", att, compute_dtype(), datt.shape);
+  const Observed observed(observer_,
+                          {check.operation, 5 * product(1, 1, att.dim(1)) * causal_pairs(att.dim(0), context),
+                           bytes(dqkv, datt, att, lse, qkv)});
   do_attention_backward(dqkv, datt, att, lse, qkv, context);
 }
 
@@ -242,6 +317,7 @@ void Backend::swiglu(Tensor y, Tensor gate_up) {
   const Check check{"swiglu"};
   check.matrix("y", y, compute_dtype());
   check.tensor("gate_up", gate_up, compute_dtype(), {y.dim(0), 2 * y.dim(1)});
+  const Observed observed(observer_, {check.operation, 0, bytes(y, gate_up)});
   do_swiglu(y, gate_up);
 }
 
@@ -250,6 +326,7 @@ void Backend::swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) {
   check.matrix("dy", dy, compute_dtype());
   check.tensor("gate_up", gate_up, compute_dtype(), {dy.dim(0), 2 * dy.dim(1)});
   check.tensor("dgate_up", dgate_up, compute_dtype(), gate_up.shape);
+  const Observed observed(observer_, {check.operation, 0, bytes(dgate_up, dy, gate_up)});
   do_swiglu_backward(dgate_up, dy, gate_up);
 }
 
@@ -262,6 +339,10 @@ void Backend::head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tensor w, T
   check.tensor("targets", targets, DType::i32, {h.dim(0)});
   check.tensor("dh", dh, compute_dtype(), h.shape);
   check.tensor("dw", dw, master_dtype(), w.shape);
+  const Observed observed(observer_, {check.operation,
+                                      3 * product(h.dim(0), w.dim(0), h.dim(1)),
+                                      bytes(dh, dw, dw, h, w, targets),
+                                      {h.dim(0), w.dim(0), h.dim(1)}});
   do_head_loss(loss, dh, dw, h, w, targets, scale);
 }
 
@@ -272,6 +353,9 @@ void Backend::head_loss(Tensor loss, Tensor h, Tensor w, Tensor targets, double 
   check.matrix("w", w, compute_dtype());
   check.tensor("w", w, compute_dtype(), {w.dim(0), h.dim(1)});
   check.tensor("targets", targets, DType::i32, {h.dim(0)});
+  const Observed observed(
+      observer_,
+      {check.operation, product(h.dim(0), w.dim(0), h.dim(1)), bytes(h, w, targets), {h.dim(0), w.dim(0), h.dim(1)}});
   do_head_loss(loss, Tensor{}, Tensor{}, h, w, targets, scale);
 }
 
@@ -281,6 +365,7 @@ void Backend::squared_norm(Tensor sum, Tensor x) {
   const Check check{"squared_norm"};
   check.scalar("sum", sum);
   check.any_shape("x", x, master_dtype());
+  const Observed observed(observer_, {check.operation, 0, bytes(x)});
   do_squared_norm(sum, x);
 }
 
@@ -290,6 +375,7 @@ void Backend::clip(const UpdateControl& control, Tensor squares, Tensor loss, do
   check.scalar("squares", squares);
   check.scalar("loss", loss);
   if (!(max_norm > 0)) check.wrong("max_norm", max_norm, "more than 0");
+  const Observed observed(observer_, {check.operation, 0, 0});
   do_clip(control, squares, loss, max_norm);
 }
 
@@ -299,6 +385,7 @@ void Backend::momentum(Tensor out, Tensor buffer, Tensor grad, const UpdateContr
   check.tensor("out", out, master_dtype(), grad.shape);
   check.tensor("buffer", buffer, master_dtype(), grad.shape);
   check.control(control);
+  const Observed observed(observer_, {check.operation, 0, bytes(out, buffer, buffer, grad)});
   do_momentum(out, buffer, grad, control, m);
 }
 
@@ -312,6 +399,7 @@ void Backend::adamw(Tensor step, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad,
   check.scalar("lr", lr);
   check.control(control);
   check.that(t >= 1, "t", t, "at least 1");
+  const Observed observed(observer_, {check.operation, 0, bytes(step, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq, grad)});
   do_adamw(step, exp_avg, exp_avg_sq, grad, lr, control, hyper, t);
 }
 
@@ -322,11 +410,19 @@ void Backend::newton_schulz(std::span<const Tensor> matrices, int steps, double 
   check.matrix("matrix 0", matrices[0], master_dtype());
   for (std::size_t i = 1; i < matrices.size(); ++i)
     check.tensor(fmt::format("matrix {}", i), matrices[i], master_dtype(), matrices[0].shape);
+  const auto [s, l] = std::minmax({matrices[0].dim(0), matrices[0].dim(1)});
+  const auto count = static_cast<double>(matrices.size());
+  const Observed observed(observer_, {check.operation,
+                                      count * steps * (2 * product(s, s, l) + product(s, s, s)),
+                                      count * bytes(matrices[0], matrices[0]),
+                                      {std::ssize(matrices), matrices[0].dim(0), matrices[0].dim(1), steps}});
   do_newton_schulz(matrices, steps, eps);
 }
 
 void Backend::row_normalize(Tensor x, double eps) {
-  Check{"row_normalize"}.matrix("x", x, master_dtype());
+  const Check check{"row_normalize"};
+  check.matrix("x", x, master_dtype());
+  const Observed observed(observer_, {check.operation, 0, bytes(x, x)});
   do_row_normalize(x, eps);
 }
 
@@ -334,6 +430,7 @@ void Backend::scale(Tensor x, Tensor factor, double c) {
   const Check check{"scale"};
   check.any_shape("x", x, master_dtype());
   check.scalar("factor", factor);
+  const Observed observed(observer_, {check.operation, 0, bytes(x, x)});
   do_scale(x, factor, c);
 }
 
@@ -341,6 +438,7 @@ void Backend::column_sum(Tensor sum, Tensor x) {
   const Check check{"column_sum"};
   check.matrix("x", x, master_dtype());
   check.tensor("sum", sum, DType::f64, {x.dim(1)});
+  const Observed observed(observer_, {check.operation, 0, bytes(sum, x)});
   do_column_sum(sum, x);
 }
 
@@ -348,6 +446,7 @@ void Backend::subtract_row(Tensor x, Tensor row, double c) {
   const Check check{"subtract_row"};
   check.matrix("x", x, master_dtype());
   check.tensor("row", row, DType::f64, {x.dim(1)});
+  const Observed observed(observer_, {check.operation, 0, bytes(x, x, row)});
   do_subtract_row(x, row, c);
 }
 
@@ -357,6 +456,7 @@ void Backend::apply_step(Tensor w, Tensor step, Tensor lr, double weight_decay, 
   check.tensor("step", step, master_dtype(), w.shape);
   check.scalar("lr", lr);
   check.control(control);
+  const Observed observed(observer_, {check.operation, 0, bytes(w, w, step)});
   do_apply_step(w, step, lr, weight_decay, control);
 }
 
@@ -369,6 +469,9 @@ void Backend::row_diameter(Tensor distance, Tensor pair, Tensor s, std::int64_t 
   check.matrix("s", s, master_dtype());
   check.that(shares >= 1, "shares", shares, "at least 1");
   check.that(share >= 0 && share < shares, "share", share, fmt::format("in [0, {})", shares));
+  const Observed observed(
+      observer_,
+      {check.operation, product(s.dim(0), s.dim(0) - 1, s.dim(1)) / (2 * static_cast<double>(shares)), bytes(s)});
   do_row_diameter(distance, pair, s, share, shares);
 }
 
@@ -376,6 +479,7 @@ void Backend::row_norms(Tensor norms, Tensor s) {
   const Check check{"row_norms"};
   check.matrix("s", s, master_dtype());
   check.tensor("norms", norms, DType::f64, {s.dim(0)});
+  const Observed observed(observer_, {check.operation, 0, bytes(norms, s)});
   do_row_norms(norms, s);
 }
 
@@ -386,6 +490,10 @@ void Backend::row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s) {
   check.tensor("s", s, master_dtype(), {s.dim(0), h.dim(1)});
   check.tensor("lowest", lowest, master_dtype(), {h.dim(0)});
   check.tensor("highest", highest, master_dtype(), {h.dim(0)});
+  const Observed observed(observer_, {check.operation,
+                                      product(h.dim(0), s.dim(0), h.dim(1)),
+                                      bytes(lowest, highest, h, s),
+                                      {h.dim(0), s.dim(0), h.dim(1)}});
   do_row_range(lowest, highest, h, s);
 }
 

@@ -56,6 +56,26 @@ struct WorkspaceSizes {
   std::int64_t matrices = 0;                       // most matrices in one newton_schulz call
 };
 
+// One call of an operation as an observer sees it: what its equations ask for, however a backend goes about it.
+struct Work {
+  const char* operation;  // the public function's name
+  // 2 a multiply-add of its matrix products (attention over the pairs i >= j, with the scores that backward computes
+  // again; row_diameter over all pairs, of which a search may skip some). Other arithmetic is not counted.
+  double flops;
+  // Every operand read or written once, both where it accumulates or is in place; of an embedding the rows of its
+  // tokens. Scalars and scratch are not counted.
+  double bytes;
+  // linear, linear_*_grad: (N, m, k); head_loss, row_range: (rows, V, d); newton_schulz: (matrices, m, n, steps).
+  Shape sizes = {};
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void begin(const Work& work) = 0;  // before the operation enqueues anything
+  virtual void end() = 0;                    // when it has enqueued everything
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -77,6 +97,21 @@ class Backend {
   void copy(Tensor to, Tensor from);         // same shape; converts between f64, f32 and bf16 (to nearest even,
                                              // f64 to bf16 by way of f32)
   void fill(Tensor t, double value);         // f64, f32, bf16, i32
+
+  // ---- timing ----
+  void observe(Observer* observer) { observer_ = observer; }  // of every operation from now on; null: none
+  // A moment in the order of what is enqueued, and the seconds between two of them, for which it waits. Here the host's
+  // clock, for operations that are done when they return; a device with a queue needs events in it.
+  virtual std::int64_t mark();
+  virtual double seconds_between(std::int64_t from, std::int64_t to);
+  // The device's own bounds, made with `scratch`, u8 of at least probe_bytes(): products as fast as it can make them in
+  // compute precision (the FLOPs are returned), and a stream through more memory than its caches hold (bytes read and
+  // written). 0: there is no such figure, as for plain loops.
+  virtual std::int64_t probe_bytes() const { return 0; }
+  virtual double probe_products(Tensor) { return 0; }
+  virtual double probe_stream(Tensor) { return 0; }
+  // Tokens of which head_loss and row_range hold the logits at a time.
+  virtual std::int64_t logits_chunk() const = 0;
 
   // ---- embedding ----
   void embedding(Tensor y, Tensor tokens, Tensor w);             // y(N,d) = rows of w(V,d), tokens(N) i32 in [0, V)
@@ -187,6 +222,9 @@ class Backend {
   virtual void do_row_diameter(Tensor distance, Tensor pair, Tensor s, std::int64_t share, std::int64_t shares) = 0;
   virtual void do_row_norms(Tensor norms, Tensor s) = 0;
   virtual void do_row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s) = 0;
+
+ private:
+  Observer* observer_ = nullptr;
 };
 
 // Memory for a measured plan; the Error when it cannot be had says what it would be for.

@@ -18,6 +18,16 @@ void put(std::vector<std::byte>& bytes, std::size_t word, std::int32_t value) {
   std::memcpy(bytes.data() + 4 * word, &value, 4);
 }
 
+TEST(Shard, InMemory) {
+  ShardSet shards("train", std::vector<std::uint16_t>{3, 0, 9}, 10);
+  ASSERT_EQ(shards.shards().size(), 1u);
+  EXPECT_EQ(shards.tokens(), 3);
+  const auto tokens = shards.tokens_of(0);
+  EXPECT_EQ(std::vector<std::uint16_t>(tokens.begin(), tokens.end()), (std::vector<std::uint16_t>{3, 0, 9}));
+  EXPECT_THROW(shards.tokens_of(1), std::out_of_range);
+  EXPECT_THROW(ShardSet("train", std::vector<std::uint16_t>{3, 0, 9}, 9), std::logic_error);
+}
+
 TEST(Shard, HeaderAndTokensReadBack) {
   const TemporaryFolder folder;
   const auto path = write_shard(folder / "a_000001.bin", {5, 0, 65535, 7, 258});

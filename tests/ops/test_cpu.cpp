@@ -700,6 +700,23 @@ TEST(Cpu, WorkspaceIsTheLargestOperation) {
   EXPECT_EQ(be->workspace_bytes(both), be->workspace_bytes(loss));
 }
 
+TEST(Cpu, ProbesSayWhatTheyDidAndStayInTheirMemory) {
+  World world(make_cpu_backend(), {});
+  const Tensor memory = world.make(DType::u8, {world.be->probe_bytes()});
+  std::memset(memory.data, 0, static_cast<std::size_t>(memory.bytes()));
+  EXPECT_EQ(world.be->probe_products(memory), 2 * std::pow(1024.0, 3) * omp_get_max_threads());  // one each
+  EXPECT_EQ(world.be->probe_stream(memory), 0x1p28 * 3 / 2);  // two halves read, one written
+  world.results();                                            // looks at the guards
+}
+
+TEST(Cpu, MarksAreInOrder) {
+  const auto be = make_cpu_backend();
+  const Index first = be->mark(), second = be->mark();
+  EXPECT_GE(be->seconds_between(first, second), 0);
+  EXPECT_EQ(be->seconds_between(first, second), -be->seconds_between(second, first));
+  EXPECT_EQ(be->seconds_between(0, 1'500'000'000), 1.5);  // nanoseconds
+}
+
 TEST(Cpu, DescriptionNamesThreadsAndLibrary) {
   const auto be = make_cpu_backend();
   EXPECT_NE(be->description().find(std::to_string(omp_get_max_threads()) + " thread"), std::string::npos);

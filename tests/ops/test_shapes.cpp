@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <stdexcept>
 #include <vector>
 
@@ -24,6 +25,7 @@ class Recorder final : public Backend {
   Memory allocate(std::int64_t) override { return nullptr; }
   std::int64_t workspace_bytes(const WorkspaceSizes&) const override { return 0; }
   void set_workspace(Tensor, const WorkspaceSizes&) override {}
+  std::int64_t logits_chunk() const override { return 1; }
 
  protected:
   using T = Tensor;
@@ -268,6 +270,100 @@ TEST_F(Shapes, NoRowsNeedNoMemory) {
   const Tensor none{nullptr, master, {0, 18}}, sum{&memory, f64, {18}};
   EXPECT_NO_THROW(be.column_sum(sum, none));
   EXPECT_THROW(be.column_sum({&memory, f64, {0}}, {nullptr, master, {4, 0}}), std::logic_error);  // but no width 0
+}
+
+// What an observer is told of the calls above, counted by hand: bf16 operands of 2 bytes, master ones of 4.
+struct Expected {
+  const char* operation;
+  double flops, bytes;
+  Shape sizes = {};
+};
+
+const Expected expected_work[] = {
+    {"embedding", 0, 14 * 18 * (2 + 2) + 14 * 4},                 // rows read and written, token ids
+    {"embedding_backward", 0, 14 * 18 * (2 + 4 + 4) + 14 * 4},    // dy read, rows of dw read and written
+    {"rmsnorm", 0, 14 * 18 * (2 + 2) + 14 * 4},                   // x, y, rstd
+    {"rmsnorm_backward", 0, 14 * 18 * (2 + 2 + 2 + 2) + 14 * 4},  // dx twice, dy, y, rstd
+    {"linear", 2 * 14 * 5 * 18, 2 * (14 * 5 + 14 * 18 + 5 * 18), {14, 5, 18}},
+    {"linear_input_grad", 2 * 14 * 5 * 18, 2 * (14 * 5 + 14 * 18 + 5 * 18), {14, 5, 18}},
+    {"linear_weight_grad", 2 * 14 * 5 * 18, 2 * (14 * 5 + 14 * 18) + 2 * 4 * 5 * 18, {14, 5, 18}},
+    {"qk_norm_rope", 0, 2 * 2 * 14 * 36 + 4 * 14 * 18 + 4 * 7 * 2},           // q and k in place; rstd; rope
+    {"qk_norm_rope_backward", 0, 3 * 2 * 14 * 36 + 4 * 14 * 18 + 4 * 7 * 2},  // and q and k of qkv
+    // Two sequences of 7 * 8 / 2 = 28 pairs, 18 multiply-adds each for q k^T, and again for p v.
+    {"attention", 2 * 56 * 18 * 2, 2 * (14 * 18 + 14 * 54) + 4 * 14 * 9},
+    {"attention_backward", 5 * 56 * 18 * 2, 2 * (2 * 14 * 18 + 2 * 14 * 54) + 4 * 14 * 9},
+    {"swiglu", 0, 2 * 14 * (5 + 10)},
+    {"swiglu_backward", 0, 2 * 14 * (10 + 5 + 10)},
+    {"head_loss", 3 * 2 * 14 * 11 * 18, 2 * (14 * 18 * 2 + 11 * 18) + 2 * 4 * 11 * 18 + 14 * 4, {14, 11, 18}},
+    {"head_loss", 2 * 14 * 11 * 18, 2 * (14 * 18 + 11 * 18) + 14 * 4, {14, 11, 18}},  // forward only
+    {"squared_norm", 0, 4 * 198},
+    {"clip", 0, 0},
+    {"momentum", 0, 4 * 4 * 198},
+    {"adamw", 0, 6 * 4 * 198},
+    // Three matrices, five times A = x x^T (side 11), A A and A x; each matrix read and written once.
+    {"newton_schulz", 3 * 5 * 2 * (11 * 11 * 18 + 11 * 11 * 11 + 11 * 11 * 18), 3 * 2 * 4 * 198, {3, 11, 18, 5}},
+    {"row_normalize", 0, 2 * 4 * 198},
+    {"scale", 0, 2 * 4 * 198},
+    {"column_sum", 0, 4 * 198 + 8 * 18},
+    {"subtract_row", 0, 2 * 4 * 198 + 8 * 18},
+    {"apply_step", 0, 3 * 4 * 198},
+    {"row_diameter", 2 * 55 * 18, 4 * 198},  // 11 * 10 / 2 pairs
+    {"row_norms", 0, 4 * 198 + 8 * 11},
+    {"row_range", 2 * 4 * 11 * 18, 2 * 4 * 18 + 4 * 198 + 2 * 4 * 4, {4, 11, 18}},
+};
+
+// Notes that the backend's own work happens between begin and end.
+class Witness final : public Observer {
+ public:
+  explicit Witness(const Recorder& be) : be_(be) {}
+  void begin(const Work& work) override {
+    EXPECT_EQ(be_.reached, "");
+    seen.push_back(work);
+  }
+  void end() override { EXPECT_EQ(be_.reached, seen.back().operation); }
+  std::vector<Work> seen;
+
+ private:
+  const Recorder& be_;
+};
+
+TEST_F(Shapes, ObserversAreToldOfTheWork) {
+  Witness witness(be);
+  be.observe(&witness);
+  for (const Case& c : cases()) EXPECT_EQ(message(c, right(c)), "");
+  ASSERT_EQ(witness.seen.size(), std::size(expected_work));
+  for (std::size_t i = 0; i < witness.seen.size(); ++i) {
+    const Work& work = witness.seen[i];
+    const Expected& expected = expected_work[i];
+    EXPECT_STREQ(work.operation, expected.operation);
+    EXPECT_EQ(work.flops, expected.flops) << work.operation;
+    EXPECT_EQ(work.bytes, expected.bytes) << work.operation;
+    EXPECT_EQ(work.sizes, expected.sizes) << work.operation;
+  }
+
+  witness.seen.clear();
+  Operands wrong = right(cases()[0]);
+  wrong[0].shape = {1};
+  EXPECT_NE(message(cases()[0], wrong), "");  // a refused call is no work
+  be.observe(nullptr);
+  EXPECT_EQ(message(cases()[0], right(cases()[0])), "");
+  EXPECT_TRUE(witness.seen.empty());
+}
+
+TEST_F(Shapes, ObserversAreToldOfTransport) {
+  Witness witness(be);
+  const Tensor wide{&memory, f64, {3}}, narrow{&memory, compute, {3}};
+  be.observe(&witness);
+  const auto bytes = [&](const std::function<void()>& call) {
+    be.reached = "";
+    call();
+    return witness.seen.back().bytes;
+  };
+  EXPECT_EQ(bytes([&] { be.copy(narrow, wide); }), 3 * (2 + 8));
+  EXPECT_EQ(bytes([&] { be.fill(wide, 0); }), 3 * 8);
+  EXPECT_EQ(bytes([&] { be.upload(wide, &memory); }), 2 * 3 * 8);  // read on one side, written on the other
+  EXPECT_EQ(bytes([&] { be.download(&memory, wide); }), 2 * 3 * 8);
+  EXPECT_EQ(witness.seen.size(), 4u);
 }
 
 class Messages : public Shapes {

@@ -123,17 +123,19 @@ void gemm(Index m, Index n, Index k, float alpha, Operand a, Operand b, float be
 
 void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
                 Index c_stride) {
-  // Square tiles whose side depends on m and n alone: large ones repack less, enough of them keep all threads busy.
+  // Tiles whose sides depend on m and n alone: large ones repack less, enough of them keep all threads busy. The longer
+  // side is halved, so that as few operands as possible are packed for as many tiles.
   const auto count = [](Index size, Index side) { return (size + side - 1) / side; };
-  Index side = 256;
-  while (side > 64 && count(m, side) * count(n, side) < 8) side /= 2;
-  const Index across = count(n, side), tiles = count(m, side) * across;
+  Index rows = 256, columns = 256;
+  while (count(m, rows) * count(n, columns) < 6 && std::max(std::min(rows, m), std::min(columns, n)) > 64)
+    (std::min(rows, m) > std::min(columns, n) ? rows : columns) /= 2;
+  const Index across = count(n, columns), tiles = count(m, rows) * across;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (Index tile = 0; tile < tiles; ++tile) {
-    const Index row = tile / across * side, column = tile % across * side;
+    const Index row = tile / across * rows, column = tile % across * columns;
     const Operand a_tile{a.data + row * (a.transposed ? 1 : a.stride), a.stride, a.transposed};
     const Operand b_tile{b.data + column * (b.transposed ? b.stride : 1), b.stride, b.transposed};
-    gemm(std::min(side, m - row), std::min(side, n - column), k, alpha, a_tile, b_tile, beta,
+    gemm(std::min(rows, m - row), std::min(columns, n - column), k, alpha, a_tile, b_tile, beta,
          c + row * c_stride + column, c_stride);
   }
 }

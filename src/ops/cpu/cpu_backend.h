@@ -52,6 +52,10 @@ class CpuBackend final : public Backend {
   Memory allocate(std::int64_t bytes) override;
   std::int64_t workspace_bytes(const WorkspaceSizes& sizes) const override;
   void set_workspace(Tensor workspace, const WorkspaceSizes& sizes) override;
+  std::int64_t probe_bytes() const override;
+  double probe_products(Tensor memory) override;
+  double probe_stream(Tensor memory) override;
+  std::int64_t logits_chunk() const override { return LogitsScratch::rows; }
 
  protected:
   void do_upload(Tensor to, const void* host) override;

@@ -148,7 +148,8 @@ void CpuBackend::do_swiglu(Tensor y, Tensor gate_up) {
   }
 }
 
-// silu'(x) = sigmoid(x) (1 + x (1 - sigmoid(x))), and 1 - sigmoid(x) = sigmoid(-x).
+// silu'(x) = sigmoid(x) (1 + x sigmoid(-x)). Both sigmoids without cancellation from one exponential: with
+// e = exp(-|x|) they are 1 / (1 + e) and e / (1 + e), the larger for the positive argument.
 void CpuBackend::do_swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) {
   const Index N = dy.dim(0), F = dy.dim(1);
   float* out = dgate_up.as<float>();
@@ -159,7 +160,8 @@ void CpuBackend::do_swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) 
     float *dgate = out + 2 * n * F, *dup = dgate + F;
 #pragma omp simd
     for (Index i = 0; i < F; ++i) {
-      const float x = gate[i], sigmoid = 1 / (1 + exp_f32(-x)), opposite = 1 / (1 + exp_f32(x));
+      const float x = gate[i], e = exp_f32(-std::fabs(x)), larger = 1 / (1 + e), smaller = e * larger;
+      const float sigmoid = x < 0 ? smaller : larger, opposite = x < 0 ? larger : smaller;
       dgate[i] = g[i] * up[i] * sigmoid * (1 + x * opposite);
       dup[i] = g[i] * (x * sigmoid);
     }

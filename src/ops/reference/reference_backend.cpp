@@ -72,6 +72,7 @@ class ReferenceBackend final : public Backend {
   Memory allocate(Index bytes) override { return allocate_host_memory("reference", bytes); }
   Index workspace_bytes(const WorkspaceSizes&) const override { return 0; }
   void set_workspace(Tensor, const WorkspaceSizes&) override {}
+  Index logits_chunk() const override { return 1; }
 
  protected:
   void do_upload(Tensor to, const void* host) override {
