@@ -59,7 +59,7 @@ int run(int argc, char** argv) {
   sub->add_option("--updates", bench.updates, "how many to measure (default 20)")->check(CLI::Range(1, 10000));
   sub->add_option("--device", bench.device, "auto, cpu, cuda, reference (default: the config's)");
   sub->add_flag("--json", bench.json, "JSON instead of tables");
-  sub->callback([&] { exit_code = bench_command(bench); });
+  sub->callback([&] { exit_code = as_one_process("bench", [&] { return bench_command(bench); }); });
 
   try {
     app.parse(argc, argv);

@@ -53,15 +53,14 @@ default_ranks = 1
 
 
 def command(*arguments: object, ranks: int | None = None) -> list[str]:
-    """The command line of one process, or of `train` on several ranks. mpirun adds nothing to their errors (--quiet),
-    and when one leaves with an error it waits for the others instead of killing them after two seconds: they must leave
-    by themselves."""
+    """The command line of one process, or of `train` on several ranks. mpirun adds nothing to their errors (--quiet)
+    and, when one of them ends with an error, kills the others at once instead of two seconds later."""
     words = [str(EXE), *map(str, arguments)]
     if ranks is None:
         ranks = default_ranks if arguments[:1] == ("train",) else 1
     if ranks == 1:
         return words
-    options = ["--quiet", "--oversubscribe", "--bind-to", "none", "--mca", "orte_abort_on_non_zero_status", "0"]
+    options = ["--quiet", "--oversubscribe", "--bind-to", "none", "--mca", "odls_base_sigkill_timeout", "0"]
     return ["mpirun", *options, "-n", str(ranks), *words]
 
 

@@ -274,6 +274,7 @@ def test_kill_of_any_rank(data: Path, tmp_path: Path) -> None:
         target = rng.randrange(1, 3) + kill * 18 // kills
         within_checkpoint = kill % 2 == 1
         process = start("train", config, "--resume", ranks=2)
+        wait_for(lambda p=process: len(processes_of(p)) == 2)
 
         def reached(target: int = target, within: bool = within_checkpoint) -> bool:
             folder = output / "checkpoints"
@@ -345,7 +346,7 @@ def test_stop_signal(number: signal.Signals, who: str, data: Path, tmp_path: Pat
 def test_an_error_ends_ranks_that_mpirun_would_kill(data: Path, tmp_path: Path) -> None:
     """As a user starts it, without what the tests tell mpirun: it kills what is left when one rank ends with an error,
     which must not happen before rank 0 has said why."""
-    path = write_config(tmp_path / "config.json", long_config(data, tmp_path / "run", optimizer__head__lr=1e30))
+    path = write_config(tmp_path / "config.json", long_config(data, tmp_path / "run", model__init_std=1e30))
     words = ["mpirun", "--oversubscribe", "-n", "3", EXE, "train", path]
     for _ in range(3):
         done = subprocess.run(words, capture_output=True, timeout=60, env=environment(), check=False)
@@ -361,7 +362,7 @@ def test_disk_full_under_two_ranks(data: Path, tmp_path: Path) -> None:
     config = long_config(data, output, checkpoint__every=5, log_every=5, model__vocab_size=4000)
     path = write_config(tmp_path / "config.json", config)
     process = start("train", path, ranks=2, stderr=subprocess.PIPE)
-    wait_for(lambda: (output / "checkpoints").is_dir() and len(checkpoints(output)) >= 1)
+    wait_for(lambda: any((output / "checkpoints").glob("update-*")))
     for pid in processes_of(process):
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     _, err = process.communicate(timeout=60)
