@@ -58,7 +58,7 @@ int run(int argc, char** argv) {
   sub->add_option("--temperature", sample.sampling.temperature, "divides the logits; 0: the most likely token");
   sub->add_option("--top-k", sample.sampling.top_k, "only the k most likely tokens; 0: all");
   sub->add_option("--top-p", sample.sampling.top_p, "only the most likely tokens that together have probability p");
-  sub->add_option("--seed", sample.seed, "same seed, same text");
+  sub->add_option("--seed", sample.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
   sub->add_option("--stop", sample.stop, "end at this token")->type_name("TOKEN");
   sub->add_option("--tokenizer", sample.tokenizer,
                   "bytes, a tokenizer.json, or none: token ids (default: bytes for 256 tokens, else the tokenizer.json "

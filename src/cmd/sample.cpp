@@ -198,7 +198,7 @@ int sample_command(const SampleOptions& options) {
   if (options.stop) stop = parse_token("--stop", *options.stop, vocab);
 
   Generator generator(trained, options);
-  log_line(fmt::format("{}: update {}, {}; prompt of {} tokens, up to {} more", trained.name(),
+  log_line(fmt::format("{}: update {}, {}; prompt tokens: {}, new ones: at most {}", trained.name(),
                        trained.checkpoint.state.at("update").dump(), generator.device(), prompt.size(), count));
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point t) {
