@@ -116,6 +116,10 @@ struct Reader {
     return found == object.end() ? missing : *found;
   }
 
+  static bool is_empty_text(const json& value) {
+    return value.is_string() && value.get_ref<const std::string&>().empty();
+  }
+
   // An object whose "type" is `type`, or nothing at all.
   void of_type(const json& value, const char* key, const char* type) const {
     if (value.is_null()) return;
@@ -206,7 +210,7 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::filesystem::path& n
   if (const json& dropout = Reader::at(model, "dropout"); !dropout.is_null() && dropout != 0)
     reader.wrong("model.dropout is {}, must be null", shown(dropout));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
-    if (const json& value = Reader::at(model, key); !value.is_null() && value != "")
+    if (const json& value = Reader::at(model, key); !value.is_null() && !Reader::is_empty_text(value))
       reader.wrong("model.{} is {}, must be null", key, shown(value));
   reader.flag(model, "model", "ignore_merges", false, false);
 
@@ -223,7 +227,7 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::filesystem::path& n
   std::set<std::string> special;
   for (const json& token : added) {
     const json &content = Reader::at(token, "content"), &is_special = Reader::at(token, "special");
-    if (!token.is_object() || !content.is_string() || content == "")
+    if (!token.is_object() || !content.is_string() || Reader::is_empty_text(content))
       reader.wrong("added_tokens holds {}, must be objects with a content", shown(token));
     if (is_special != true) reader.wrong("the added token {} is not special, must be", shown(content));
     const std::int32_t id = reader.id(Reader::at(token, "id"), shown(content));
