@@ -157,13 +157,15 @@ def test_same_seed_same_bytes(whole_run: dict[str, Any]) -> None:
 # ---- models whose text is known ----
 
 
-def known_model(folder: Path, following: dict[int, int], vocab: int = 256, context: int = 48) -> Path:
+def known_model(
+    folder: Path, following: dict[int, int], vocab: int = 256, context: int = 48, scale: float = 1, device: str = "cpu"
+) -> Path:
     """A run of a network that, at temperature 0, has after token a the token following[a] (else 0)."""
     width = 256  # the embedding of token a is e_a, the head's row b the sum of e_a over the a that b follows
     embed = np.eye(vocab, width, dtype=np.float32)
     head = np.zeros((vocab, width), np.float32)
     for a in range(vocab):
-        head[following.get(a, 0), a] = 1
+        head[following.get(a, 0), a] = scale
     zero = {
         f"blocks.0.{name}.weight": np.zeros(shape, np.float32)
         for name, shape in {
@@ -189,6 +191,7 @@ def known_model(folder: Path, following: dict[int, int], vocab: int = 256, conte
         evaluation={"every": 0},
         diagnostics={"diameter_every": 0, "hilbert_panel": []},
         init_from=str(init),
+        device=device,
     )  # fmt: skip
     config["data"] = {"train": data, "validation": data}
     expect_ok(run("train", write_config(folder / "config.json", config)))
@@ -525,6 +528,15 @@ def test_of_what_is_no_checkpoint(tmp_path: Path, cycle: Path) -> None:
     expect_error(run("sample"), USAGE, "checkpoint")
     expect_error(run("sample", cycle, "--prompt-file", "no/such.txt"), DATA, "[prompt] no/such.txt", "no such file")
     expect_error(run("sample", cycle, "--prompt-file", tmp_path), DATA, "[prompt]", "is a folder")
+
+
+def test_logits_that_overflow(tmp_path: Path) -> None:
+    """Logits of 16e38 are none in float32."""
+    model = known_model(tmp_path / "model", {1: 2}, vocab=8, context=9, scale=1e38, device="reference")
+    arguments = ("--tokenizer", "none", "--prompt-tokens", "3,1")
+    assert sample(model, *arguments, "--tokens", 1, "--device", "reference")[0]["tokens"] == [2]
+    result = run("sample", model, *arguments, "--device", "cpu")
+    expect_error(result, 4, str(model), "a logit after position 1 is not finite")
 
 
 def test_output_that_cannot_be_written(cycle: Path) -> None:

@@ -433,6 +433,13 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
         sizes);
     compare_non_finite(
         [&](World& w) {
+          const Tensor keys = w.output({35, d}), values = w.output({35, d}), att = w.output({35, d});
+          w.be->cached_attention(att, keys, values, w.input({35, 3 * d}, spoilt(35 * 3 * d, 1)), 0, d / H);
+          w.result(att);
+        },
+        sizes);
+    compare_non_finite(
+        [&](World& w) {
           const Tensor gate_up = w.input({N, 2 * d}, spoilt(N * 2 * d, 1)), y = w.output({N, d});
           const Tensor dgate_up = w.output({N, 2 * d});
           w.be->swiglu(y, gate_up);
