@@ -98,12 +98,12 @@ std::int32_t parse_token(const char* option, std::string_view text, std::int64_t
 Tokens read_prompt(const SampleOptions& options, const std::optional<Tokenizer>& tokenizer, std::int64_t vocab) {
   Tokens tokens;
   if (options.prompt_tokens) {
-    std::string_view rest = *options.prompt_tokens;
-    for (std::size_t comma = 0; comma != rest.npos; rest.remove_prefix(comma == rest.npos ? 0 : comma + 1)) {
-      comma = rest.find(',');
+    for (std::string_view rest = *options.prompt_tokens;;) {
+      const std::size_t comma = rest.find(',');
       tokens.push_back(parse_token("--prompt-tokens", rest.substr(0, comma), vocab));
+      if (comma == rest.npos) return tokens;
+      rest.remove_prefix(comma + 1);
     }
-    return tokens;
   }
   if (!tokenizer) fail(Exit::usage, "[sample] --tokenizer none: needs --prompt-tokens");
   if (options.prompt_file)
@@ -123,8 +123,7 @@ void print(std::string_view text) {
     fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
 }
 
-// Prints text as it comes, but no part of a UTF-8 sequence before the rest of it. What is not UTF-8 is printed as it
-// is.
+// Prints text as it comes, but no part of a UTF-8 sequence before the rest of it; what is not UTF-8, as it is.
 class TextPrinter {
  public:
   void add(std::string_view text) {

@@ -142,23 +142,27 @@ void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, 
 void matvec(Index m, Index k, float alpha, const float* w, Index stride, const float* x, float beta, float* y) {
   constexpr Index width = 16, rows = 4;
   using Lanes [[gnu::vector_size(width * sizeof(float))]] = float;
-  const auto load = [](const float* from, Index n) {
-    Lanes lanes{};
+  // By reference: how a vector is returned depends on the CPU that is compiled for, of which g++ warns.
+  const auto load = [](Lanes& lanes, const float* from, Index n) {
     std::memcpy(&lanes, from, static_cast<std::size_t>(n) * sizeof(float));
-    return lanes;
   };
   for (Index begin = 0; begin < m; begin += rows) {
     const float* row[rows];  // past the last row, the last row again
     for (Index i = 0; i < rows; ++i) row[i] = w + std::min(begin + i, m - 1) * stride;
     Lanes sums[rows] = {};
     Index j = 0;
-    for (; j + width <= k; j += width) {
-      const Lanes part = load(x + j, width);
-      for (Index i = 0; i < rows; ++i) sums[i] += load(row[i] + j, width) * part;
-    }
+    Lanes of_x{}, of_row{};
+    const auto add = [&](Index n) {
+      load(of_x, x + j, n);
+      for (Index i = 0; i < rows; ++i) {
+        load(of_row, row[i] + j, n);
+        sums[i] += of_row * of_x;
+      }
+    };
+    for (; j + width <= k; j += width) add(width);
     if (j < k) {
-      const Lanes part = load(x + j, k - j);
-      for (Index i = 0; i < rows; ++i) sums[i] += load(row[i] + j, k - j) * part;
+      of_x = of_row = Lanes{};
+      add(k - j);
     }
     for (Index i = 0; i < std::min(rows, m - begin); ++i) {
       float lanes[width];
