@@ -43,6 +43,27 @@ int run(int argc, char** argv) {
   sub->add_option("--precision", eval.precision, "auto, bf16, tf32, fp32, fp64");
   sub->callback([&] { exit_code = as_one_process("eval", [&] { return eval_command(eval); }); });
 
+  SampleOptions sample;
+  sub = app.add_subcommand("sample", "text from a checkpoint's model");
+  sub->add_option("checkpoint", sample.checkpoint, "a checkpoint's or a run's directory")->required();
+  sub->add_option("--prompt", sample.prompt, "text to continue (default: the token before every document)");
+  sub->add_option("--prompt-file", sample.prompt_file, "the same from a file; -: standard input");
+  sub->add_option("--prompt-tokens", sample.prompt_tokens, "the same as token ids: 17,4,0");
+  sub->add_option("--tokens", sample.tokens, "how many to generate (default: up to the model's context)");
+  sub->add_option("--samples", sample.samples, "how many continuations, each from its own stream of the seed");
+  sub->add_option("--temperature", sample.sampling.temperature, "divides the logits; 0: the most likely token");
+  sub->add_option("--top-k", sample.sampling.top_k, "only the k most likely tokens; 0: all");
+  sub->add_option("--top-p", sample.sampling.top_p, "only the most likely tokens that together have probability p");
+  sub->add_option("--seed", sample.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
+  sub->add_option("--stop", sample.stop, "end at this token")->type_name("TOKEN");
+  sub->add_option("--tokenizer", sample.tokenizer,
+                  "bytes, a tokenizer.json, or none: token ids (default: bytes for 256 tokens, else the tokenizer.json "
+                  "beside the run's data)");
+  sub->add_flag("--json", sample.json, "one JSON object a sample, with its tokens");
+  sub->add_option("--device", sample.device, "auto, cpu, cuda, reference");
+  sub->add_option("--precision", sample.precision, "auto, bf16, tf32, fp32, fp64");
+  sub->callback([&] { exit_code = as_one_process("sample", [&] { return sample_command(sample); }); });
+
   InspectOptions inspect;
   sub = app.add_subcommand("inspect", "what a shard, safetensors file, checkpoint or run holds, as JSON");
   sub->add_option("path", inspect.path, "file, glob of shards, or directory")->required();
@@ -68,7 +89,7 @@ int run(int argc, char** argv) {
     fail(Exit::usage, "[usage] {} (rownorm --help)", e.what());
   }
   if (app.get_subcommands().empty())
-    fail(Exit::usage, "[usage] no subcommand: train, eval, inspect or bench (rownorm --help)");
+    fail(Exit::usage, "[usage] no subcommand: train, eval, sample, inspect or bench (rownorm --help)");
   if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "model/sampling.h"
+
 namespace rownorm {
 
 class Comm;
@@ -32,6 +34,23 @@ struct EvalOptions {
   std::string device = "auto", precision = "auto";
 };
 int eval_command(const EvalOptions& options);
+
+struct SampleOptions {
+  std::filesystem::path checkpoint;  // a checkpoint's or a run's directory
+  // At most one; none, or an empty text: the token that separates documents.
+  std::optional<std::string> prompt;         // text
+  std::optional<std::string> prompt_file;    // a file of text; "-": standard input
+  std::optional<std::string> prompt_tokens;  // "17,4,0"
+  std::optional<std::int64_t> tokens;        // how many to generate; none: up to the context
+  std::int64_t samples = 1;
+  Sampling sampling;
+  std::uint64_t seed = 0;
+  std::optional<std::string> stop;  // a token that ends a sample and is not shown
+  std::string tokenizer = "auto";   // "auto", "bytes", "none" or a tokenizer.json
+  bool json = false;
+  std::string device = "auto", precision = "auto";
+};
+int sample_command(const SampleOptions& options);
 
 struct InspectOptions {
   std::string path;      // a shard, a glob, a safetensors file, a checkpoint's or a run's directory

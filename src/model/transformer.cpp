@@ -6,19 +6,26 @@
 namespace rownorm {
 namespace {
 
-// x += attention(norm(x)); x += mlp(norm(x))
+// x += attention(norm(x)); x += mlp(norm(x)). attend() makes b.att of b.qkv, rotated by `rope`, a row a position.
+template <class Attend>
 void block_forward(Backend& be, const ModelConfig& model, const LayerParameters& w, const Activations& a,
-                   const BlockActivations& b) {
+                   const BlockActivations& b, Tensor rope, Attend attend) {
   be.rmsnorm(b.normed1, b.rstd1, a.x, model.norm_eps);
   be.linear(b.qkv, b.normed1, w.qkv);
-  be.qk_norm_rope(b.qkv, b.rstd_qk, a.rope, model.norm_eps);
-  be.attention(b.att, b.lse, b.qkv, a.context);
+  be.qk_norm_rope(b.qkv, b.rstd_qk, rope, model.norm_eps);
+  attend();
   be.linear(a.x, b.att, w.out, true);
 
   be.rmsnorm(b.normed2, b.rstd2, a.x, model.norm_eps);
   be.linear(b.gate_up, b.normed2, w.gate_up);
   be.swiglu(b.act, b.gate_up);
   be.linear(a.x, b.act, w.down, true);
+}
+
+// Of whole sequences.
+void block_forward(Backend& be, const ModelConfig& model, const LayerParameters& w, const Activations& a,
+                   const BlockActivations& b) {
+  block_forward(be, model, w, a, b, a.rope, [&] { be.attention(b.att, b.lse, b.qkv, a.context); });
 }
 
 // The same from bottom to top. a.dx is the gradient of the block's output before and of its input after: each branch
@@ -106,7 +113,10 @@ void upload_rope(Backend& be, const Activations& a, const ModelConfig& model) {
 }
 
 Activations first_sequences(const Activations& a, std::int64_t sequences) {
-  const std::int64_t n = sequences * a.context;
+  return first_rows(a, sequences * a.context);
+}
+
+Activations first_rows(const Activations& a, std::int64_t n) {
   const auto cut = [n](Tensor& t) {
     if (t.shape.rank() > 0) t = t.rows(0, n);
   };
@@ -128,6 +138,25 @@ void forward(Backend& be, const ModelConfig& model, const Parameters& weights, A
     if (!a.block_inputs.empty()) be.copy(a.block_inputs[i], a.x);
     block_forward(be, model, weights.layers[i], a, a.blocks[a.blocks.size() == 1 ? 0 : i]);
   }
+  be.rmsnorm(a.hidden, a.rstd_final, a.x, model.norm_eps);
+}
+
+KeyValueCache make_cache(Arena& arena, const ModelConfig& model, DType compute) {
+  KeyValueCache cache;
+  for (std::int64_t i = 0; i < model.layers; ++i)
+    for (std::vector<Tensor>* part : {&cache.keys, &cache.values})
+      part->push_back(arena.add("cache", compute, {model.context, model.width}));
+  return cache;
+}
+
+void extend(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a,
+            const KeyValueCache& cache, std::int64_t position) {
+  const Tensor rope = a.rope.rows(position, position + a.tokens.dim(0));
+  const BlockActivations& b = a.blocks[0];
+  be.embedding(a.x, a.tokens, weights.embed);
+  for (std::size_t i = 0; i < weights.layers.size(); ++i)
+    block_forward(be, model, weights.layers[i], a, b, rope,
+                  [&] { be.cached_attention(b.att, cache.keys[i], cache.values[i], b.qkv, position, model.head_dim); });
   be.rmsnorm(a.hidden, a.rstd_final, a.x, model.norm_eps);
 }
 

@@ -52,9 +52,24 @@ void upload_rope(Backend& be, const Activations& a, const ModelConfig& model);
 
 // The same memory seen as a smaller batch of whole sequences.
 Activations first_sequences(const Activations& a, std::int64_t sequences);
+// The same memory seen as n rows, the next tokens of one sequence for extend().
+Activations first_rows(const Activations& a, std::int64_t n);
 
 // a.hidden from a.tokens.
 void forward(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a);
+
+// Keys, normed and rotated, and values of one sequence's positions so far, for generation.
+struct KeyValueCache {
+  std::vector<Tensor> keys, values;  // (T, d) a layer
+};
+
+KeyValueCache make_cache(Arena& arena, const ModelConfig& model, DType compute);
+
+// The forward of the next tokens of one sequence: a.hidden from the N = a.tokens.dim(0) tokens at positions
+// [position, position + N), position + N <= T. The cache holds the positions before, and these too on return; going
+// back to an earlier position is allowed. Hidden states equal those of forward() on the whole sequence to rounding.
+void extend(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a,
+            const KeyValueCache& cache, std::int64_t position);
 
 // Gradients of the loss whose gradient with respect to the final hidden states is a.dhidden; added to `gradients`
 // (the head's own gradient comes from head_loss). complete(layer) is called when a layer's gradients are final, from

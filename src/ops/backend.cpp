@@ -313,6 +313,21 @@ void Backend::attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor ls
   do_attention_backward(dqkv, datt, att, lse, qkv, context);
 }
 
+void Backend::cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, std::int64_t position,
+                               std::int64_t head_dim) {
+  const Check check{"cached_attention"};
+  check.matrix("att", att, compute_dtype());
+  const std::int64_t n = att.dim(0), d = att.dim(1);
+  check.tensor("qkv", qkv, compute_dtype(), {n, 3 * d});
+  check.that(head_dim >= 1 && d % head_dim == 0, "head_dim", head_dim, fmt::format("a divisor of {}", d));
+  check.matrix("keys", keys, compute_dtype());
+  check.tensor("keys", keys, compute_dtype(), {keys.dim(0), d});
+  check.tensor("values", values, compute_dtype(), keys.shape);
+  check.that(position >= 0 && position <= keys.dim(0) - n, "the position", position,
+             fmt::format("in [0, {}]: {} rows of keys for {} new ones", keys.dim(0) - n, keys.dim(0), n));
+  do_cached_attention(att, keys, values, qkv, position, head_dim);
+}
+
 void Backend::swiglu(Tensor y, Tensor gate_up) {
   const Check check{"swiglu"};
   check.matrix("y", y, compute_dtype());

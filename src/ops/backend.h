@@ -138,6 +138,11 @@ class Backend {
   // lse(N,H) master: log of the sum of exponentials of the scaled scores.
   void attention(Tensor att, Tensor lse, Tensor qkv, std::int64_t context);
   void attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor lse, Tensor qkv, std::int64_t context);
+  // The same for the next N positions of one sequence, after `position` earlier ones whose keys and values are rows
+  // [0, position) of keys, values (T,d) compute: qkv's k and v become rows [position, position + N), position + N <= T,
+  // and att(N,d)_n = softmax over j <= position + n of (q_n keys_j^T / sqrt(head_dim)) values_j, head by head.
+  void cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, std::int64_t position,
+                        std::int64_t head_dim);
 
   // ---- SwiGLU: gate_up(N,2F) holds gate | up; y(N,F) = silu(gate) * up ----
   void swiglu(Tensor y, Tensor gate_up);
@@ -204,6 +209,8 @@ class Backend {
   virtual void do_attention(Tensor att, Tensor lse, Tensor qkv, std::int64_t context) = 0;
   virtual void do_attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor lse, Tensor qkv,
                                      std::int64_t context) = 0;
+  virtual void do_cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, std::int64_t position,
+                                   std::int64_t head_dim) = 0;
   virtual void do_swiglu(Tensor y, Tensor gate_up) = 0;
   virtual void do_swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) = 0;
   // dh and dw are null (data == nullptr) for the forward-only form

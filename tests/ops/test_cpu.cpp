@@ -240,7 +240,13 @@ TEST(Cpu, RmsNorm) {
 }
 
 TEST(Cpu, Linear) {
-  for (auto [N, m, k] : {std::array<Index, 3>{2, 3, 1}, {1, 5, 300}, {33, 65, 31}, {257, 130, 70}, {300, 515, 129}})
+  for (auto [N, m, k] : {std::array<Index, 3>{2, 3, 1},
+                         {1, 5, 300},
+                         {1, 67, 3},
+                         {1, 523, 517},
+                         {33, 65, 31},
+                         {257, 130, 70},
+                         {300, 515, 129}})
     compare(
         [N = N, m = m, k = k](World& w) {
           const Tensor x = w.input({N, k}, normals(N * k, 1)), weight = w.input({m, k}, normals(m * k, 2));
@@ -305,6 +311,32 @@ TEST(Cpu, Attention) {
         // scores of head_dim products, whose rounding exp multiplies by their size, about 2; then sums over T
         {.tokens = s.N(), .context = s.T, .heads = s.H},
         {bound(4 * s.head_dim + s.T), bound(s.head_dim), bound(4 * s.head_dim + s.T)});
+}
+
+// A sequence in pieces: some positions at once, then one, then the rest.
+TEST(Cpu, CachedAttention) {
+  for (const auto& s : attention_sizes) {
+    const Index T = s.T, d = s.d();
+    std::vector<double> bounds(static_cast<std::size_t>(std::min<Index>(T, 3)),
+                               bound(4 * s.head_dim + T));  // as attention's
+    bounds.insert(bounds.end(), {0, 0});                    // keys and values are copies
+    compare(
+        [&](World& w) {
+          const Tensor keys = w.output({T, d}), values = w.output({T, d});
+          const Index first = T / 2, after = std::min(first + 1, T);
+          for (const auto& [begin, end] : {std::array<Index, 2>{0, first}, {first, after}, {after, T}}) {
+            if (begin == end) continue;
+            const Tensor att = w.output({end - begin, d});
+            const Tensor qkv =
+                w.input({end - begin, 3 * d}, normals((end - begin) * 3 * d, static_cast<unsigned>(begin)));
+            w.be->cached_attention(att, keys, values, qkv, begin, s.head_dim);
+            w.result(att);
+          }
+          w.result(keys);
+          w.result(values);
+        },
+        {.context = T, .heads = s.H}, bounds);
+  }
 }
 
 TEST(Cpu, AttentionSurvivesLargeScores) {
@@ -397,6 +429,13 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
           w.be->attention(att, lse, qkv, 35);
           w.be->attention_backward(dqkv, w.input({N, d}, normals(N * d, 2)), att, lse, qkv, 35);
           for (const Tensor& t : {att, lse, dqkv}) w.result(t);
+        },
+        sizes);
+    compare_non_finite(
+        [&](World& w) {
+          const Tensor keys = w.output({35, d}), values = w.output({35, d}), att = w.output({35, d});
+          w.be->cached_attention(att, keys, values, w.input({35, 3 * d}, spoilt(35 * 3 * d, 1)), 0, d / H);
+          w.result(att);
         },
         sizes);
     compare_non_finite(

@@ -352,6 +352,10 @@ TEST_P(Semantics, NoTokens) {
   be->qk_norm_rope_backward(wide, wide, be.zeros(be.master(), {0, 2 * H}), be.zeros(be.master(), {3, d}));
   be->attention(none, be.zeros(be.master(), {0, H}), wide, 3);
   be->attention_backward(wide, none, none, be.zeros(be.master(), {0, H}), wide, 3);
+  const Tensor keys = compute({3, d}, normals(3 * d, 2));
+  const Values before = be.values(keys);
+  be->cached_attention(none, keys, keys, wide, 3, d);
+  EXPECT_EQ(be.values(keys), before);
   be->swiglu(none, be.zeros(be.compute(), {0, 2 * d}));
   be->swiglu_backward(be.zeros(be.compute(), {0, 2 * d}), none, be.zeros(be.compute(), {0, 2 * d}));
   be->head_loss(loss, none, dw, none, w, tokens, 1);

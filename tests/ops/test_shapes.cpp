@@ -44,6 +44,7 @@ class Recorder final : public Backend {
   void do_qk_norm_rope_backward(T, T, T, T) override { reached = "qk_norm_rope_backward"; }
   void do_attention(T, T, T, std::int64_t) override { reached = "attention"; }
   void do_attention_backward(T, T, T, T, T, std::int64_t) override { reached = "attention_backward"; }
+  void do_cached_attention(T, T, T, T, std::int64_t, std::int64_t) override { reached = "cached_attention"; }
   void do_swiglu(T, T) override { reached = "swiglu"; }
   void do_swiglu_backward(T, T, T) override { reached = "swiglu_backward"; }
   void do_head_loss(T, T, T, T, T, T, double) override { reached = "head_loss"; }
@@ -120,6 +121,9 @@ const std::vector<Case>& cases() {
       {"attention_backward",
        {qkv, hidden, hidden, {master, {14, 9}}, qkv},
        [](Backend& be, const Operands& o) { be.attention_backward(o[0], o[1], o[2], o[3], o[4], 7); }},
+      {"cached_attention",  // T = 17: 3 positions before the 14 new ones
+       {hidden, {compute, {17, 18}}, {compute, {17, 18}}, qkv},
+       [](Backend& be, const Operands& o) { be.cached_attention(o[0], o[1], o[2], o[3], 3, 2); }},
       {"swiglu",
        {{compute, {14, 5}}, {compute, {14, 10}}},
        [](Backend& be, const Operands& o) { be.swiglu(o[0], o[1]); }},
@@ -430,6 +434,12 @@ TEST_F(Messages, ImpossibleValuesAreRefused) {
             "[clip] max_norm is 0, expected more than 0");
   EXPECT_EQ(call("clip", [&](const Operands& o) { be.clip(control(o, 0), o[3], o[4], NAN); }),
             "[clip] max_norm is nan, expected more than 0");
+  EXPECT_EQ(call("cached_attention", [&](const Operands& o) { be.cached_attention(o[0], o[1], o[2], o[3], -1, 2); }),
+            "[cached_attention] the position is -1, expected in [0, 3]: 17 rows of keys for 14 new ones");
+  EXPECT_EQ(call("cached_attention", [&](const Operands& o) { be.cached_attention(o[0], o[1], o[2], o[3], 4, 2); }),
+            "[cached_attention] the position is 4, expected in [0, 3]: 17 rows of keys for 14 new ones");
+  EXPECT_EQ(call("cached_attention", [&](const Operands& o) { be.cached_attention(o[0], o[1], o[2], o[3], 3, 4); }),
+            "[cached_attention] head_dim is 4, expected a divisor of 18");
   EXPECT_EQ(call("newton_schulz", [&](const Operands& o) { be.newton_schulz(o, -1, 1e-5); }),
             "[newton_schulz] steps is -1, expected at least 0");
   EXPECT_EQ(call("row_diameter", [&](const Operands& o) { be.row_diameter(o[0], o[1], o[2], 2, 2); }),

@@ -51,6 +51,42 @@ void CpuBackend::do_attention(Tensor att, Tensor lse, Tensor qkv, Index context)
   }
 }
 
+// The new keys and values join the cache; then each (row, head) reads the rows of the cache that it sees.
+void CpuBackend::do_cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, Index position,
+                                     Index head_dim) {
+  const Index N = att.dim(0), d = att.dim(1), H = d / head_dim, T = keys.dim(0);
+  const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)));
+  Arena arena = scratch();
+  const AttentionScratch memory(arena, threads_, T);
+  const Index tile_size = memory.probabilities.dim(1) * T;
+  float *out = att.as<float>(), *k = keys.as<float>(), *v = values.as<float>();
+  float* tiles = memory.probabilities.as<float>();
+  const float* in = qkv.as<float>();
+  for (Index n = 0; n < N; ++n) {
+    std::copy_n(in + (3 * n + 1) * d, d, k + (position + n) * d);
+    std::copy_n(in + (3 * n + 2) * d, d, v + (position + n) * d);
+  }
+
+#pragma omp parallel for schedule(static) num_threads(threads_) if (N * d * (position + N) > worth_sharing)
+  for (Index task = 0; task < N * H; ++task) {
+    const Index n = task / H, first = task % H * head_dim, count = position + n + 1;
+    float *p = tiles + omp_get_thread_num() * tile_size, *att_row = out + n * d + first;
+    matvec(count, head_dim, scale, k + first, d, in + 3 * n * d + first, 0, p);
+    const float highest = maximum(p, count);
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) p[j] = exp_f32(p[j] - highest);
+    const double sum = lane_sum(count, [p](Index j) { return static_cast<double>(p[j]); });
+    std::fill_n(att_row, head_dim, 0.0f);
+    for (Index j = 0; j < count; ++j) {
+      const float* v_row = v + j * d + first;
+#pragma omp simd
+      for (Index c = 0; c < head_dim; ++c) att_row[c] += p[j] * v_row[c];
+    }
+    const float normalizer = static_cast<float>(1 / sum);
+    for (Index c = 0; c < head_dim; ++c) att_row[c] *= normalizer;
+  }
+}
+
 // p_ij = exp(s_ij - lse_i); dv_j = sum_i p_ij datt_i; ds_ij = p_ij (datt_i . v_j - datt_i . att_i);
 // dq_i = sum_j ds_ij k_j / sqrt(head_dim); dk_j = sum_i ds_ij q_i / sqrt(head_dim).
 // The last tile sees every key: taken first, it writes all of dk and dv, and the others add.

@@ -74,6 +74,8 @@ class CpuBackend final : public Backend {
   void do_attention(Tensor att, Tensor lse, Tensor qkv, std::int64_t context) override;
   void do_attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor lse, Tensor qkv,
                              std::int64_t context) override;
+  void do_cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, std::int64_t position,
+                           std::int64_t head_dim) override;
   void do_swiglu(Tensor y, Tensor gate_up) override;
   void do_swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) override;
   void do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tensor w, Tensor targets, double scale) override;

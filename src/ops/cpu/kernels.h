@@ -80,4 +80,11 @@ void gemm(Index m, Index n, Index k, float alpha, Operand a, Operand b, float be
 void tiled_gemm(int threads, Index m, Index n, Index k, float alpha, Operand a, Operand b, float beta, float* c,
                 Index c_stride);
 
+// y_i = alpha w_i . x + beta y_i for the m rows of w, of k elements each, `stride` apart; y not read when beta is 0. On
+// the calling thread: one row of a batch reuses nothing, so w is read once, in order, at the speed of memory.
+void matvec(Index m, Index k, float alpha, const float* w, Index stride, const float* x, float beta, float* y);
+
+// Multiply-adds below which waking other threads takes longer than the work itself.
+inline constexpr Index worth_sharing = 1 << 18;
+
 }  // namespace rownorm::cpu

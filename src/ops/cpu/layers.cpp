@@ -1,4 +1,5 @@
 // Embedding, linear maps, RMSNorm, rotary positions and SwiGLU, each with its backward (PAPER 2).
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -13,7 +14,7 @@ void CpuBackend::do_embedding(Tensor y, Tensor tokens, Tensor w) {
   const std::int32_t* token = tokens.as<std::int32_t>();
   const float* rows = w.as<float>();
   float* out = y.as<float>();
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(threads_) if (N > 1)
   for (Index n = 0; n < N; ++n)
     std::memcpy(out + n * d, rows + token[n] * d, static_cast<std::size_t>(d) * sizeof(float));
 }
@@ -39,6 +40,14 @@ void CpuBackend::do_embedding_backward(Tensor dw, Tensor tokens, Tensor dy) {
 
 void CpuBackend::do_linear(Tensor y, Tensor x, Tensor w, bool accumulate) {
   const Index N = x.dim(0), m = w.dim(0), k = w.dim(1);
+  if (N == 1) {
+    constexpr Index part = 64;  // rows of w at a time
+#pragma omp parallel for schedule(static) num_threads(threads_) if (m * k > worth_sharing)
+    for (Index i = 0; i < m; i += part)
+      matvec(std::min(part, m - i), k, 1, w.as<float>() + i * k, k, x.as<float>(), accumulate ? 1.0f : 0.0f,
+             y.as<float>() + i);
+    return;
+  }
   tiled_gemm(threads_, N, m, k, 1, {x.as<float>(), k}, {w.as<float>(), k, true}, accumulate ? 1.0f : 0.0f,
              y.as<float>(), m);
 }
@@ -67,7 +76,7 @@ void CpuBackend::do_rmsnorm(Tensor y, Tensor rstd, Tensor x, double eps) {
   const Index N = x.dim(0), d = x.dim(1);
   float *out = y.as<float>(), *scale = rstd.as<float>();
   const float* in = x.as<float>();
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(threads_) if (N > 1)
   for (Index n = 0; n < N; ++n) {
     const float r = scale[n] = reciprocal_rms(in + n * d, d, eps);
 #pragma omp simd
@@ -95,7 +104,7 @@ void CpuBackend::do_qk_norm_rope(Tensor qkv, Tensor rstd, Tensor rope, double ep
   const Index heads = rstd.dim(1);  // of q, then of k: adjacent in qkv too
   float *rows = qkv.as<float>(), *scales = rstd.as<float>();
   const float* table = rope.as<float>();
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(threads_) if (N > 1)
   for (Index n = 0; n < N; ++n) {
     const float *cos = table + n % T * head_dim, *sin = cos + half;
     for (Index head = 0; head < heads; ++head) {
@@ -140,7 +149,7 @@ void CpuBackend::do_swiglu(Tensor y, Tensor gate_up) {
   const Index N = y.dim(0), F = y.dim(1);
   float* out = y.as<float>();
   const float* in = gate_up.as<float>();
-#pragma omp parallel for schedule(static) num_threads(threads_)
+#pragma omp parallel for schedule(static) num_threads(threads_) if (N > 1)
   for (Index n = 0; n < N; ++n) {
     const float *gate = in + 2 * n * F, *up = gate + F;
 #pragma omp simd

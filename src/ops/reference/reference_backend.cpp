@@ -254,6 +254,31 @@ class ReferenceBackend final : public Backend {
       }
   }
 
+  // As attention's, keys and values from the cache: s_nj = q_n . k_j / sqrt(head_dim), j <= position + n.
+  void do_cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, Index position,
+                           Index head_dim) override {
+    const Index N = att.dim(0), d = att.dim(1);
+    const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+    for (Index n = 0; n < N; ++n) {
+      std::copy_n(f64(qkv) + (3 * n + 1) * d, d, f64(keys) + (position + n) * d);
+      std::copy_n(f64(qkv) + (3 * n + 2) * d, d, f64(values) + (position + n) * d);
+    }
+    for (Index n = 0; n < N; ++n)
+      for (Index first = 0; first < d; first += head_dim) {  // a head's columns
+        const Index count = position + n + 1;
+        std::vector<double> s(static_cast<std::size_t>(count));
+        for (Index j = 0; j < count; ++j)
+          s[static_cast<std::size_t>(j)] =
+              scale * dot(f64(qkv) + 3 * n * d + first, f64(keys) + j * d + first, head_dim);
+        const double log_sum = log_sum_exp(s.data(), count);
+        double* out = f64(att) + n * d + first;
+        std::fill_n(out, head_dim, 0.0);
+        for (Index j = 0; j < count; ++j)
+          for (Index c = 0; c < head_dim; ++c)
+            out[c] += std::exp(s[static_cast<std::size_t>(j)] - log_sum) * f64(values)[j * d + first + c];
+      }
+  }
+
   // ---- SwiGLU (PAPER 2): y = silu(gate) up, silu(x) = x sigmoid(x) ----
 
   void do_swiglu(Tensor y, Tensor gate_up) override {
