@@ -81,7 +81,9 @@ def run(
         preexec_fn=preexec,
         check=False,
     )
-    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    err = done.stderr.decode(errors="replace")
+    err = re.sub(r"^\[warn\] Epoll .*\n", "", err, flags=re.MULTILINE)  # mpirun's, when it kills what is ending
+    return Result(done.returncode, done.stdout.decode(errors="replace"), err)
 
 
 def start(*arguments: object, stderr: int = subprocess.DEVNULL, ranks: int | None = None) -> subprocess.Popen[bytes]:
