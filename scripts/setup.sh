@@ -3,7 +3,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config git libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
-  libopenblas-openmp-dev libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)  # utf8proc: letters, numbers, blanks
+  libopenblas-openmp-dev libopenmpi-dev openmpi-bin libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)  # utf8proc: letters, numbers, blanks
 lint_packages=(clang-format clang-tidy shellcheck)
 
 usage() {
