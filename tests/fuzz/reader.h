@@ -1,10 +1,12 @@
 // A reader of files as its two drivers see it: libfuzzer.cpp (preset fuzz) and seeded.cpp (a test of every preset).
 // <reader>.cpp defines the three functions; a new reader is such a file, its line in CMakeLists.txt and its corpus.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -21,7 +23,7 @@ std::string repaired(std::string input);
 // The exit code of a refusal.
 Exit refusal();
 
-inline void require(bool holds, const std::string& what) {
+inline void require(bool holds, const char* what) {
   if (!holds) throw std::logic_error(what);
 }
 
@@ -35,10 +37,10 @@ inline bool accepts(std::span<const std::byte> input) {
     read(input);
     return true;
   } catch (const Error& error) {
-    const std::string line = error.what();
-    require(error.code() == refusal(), "another exit code: " + line);
-    require(line.starts_with('[') && line.size() < 2000, "not a line of the house's form: " + line);
-    for (const char c : line) require(static_cast<unsigned char>(c) >= ' ', "a control character: " + line);
+    const std::string_view line = error.what();
+    const bool printable = std::ranges::all_of(line, [](char c) { return static_cast<unsigned char>(c) >= ' '; });
+    if (error.code() != refusal() || !line.starts_with('[') || line.size() >= 2000 || !printable)
+      throw std::logic_error(fmt::format("not a refusal: exit {}, {}", static_cast<int>(error.code()), line));
     return false;
   }
 }
