@@ -36,6 +36,7 @@ command -v clang++ >/dev/null || { echo "[fuzz] clang++: not found; run scripts/
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target "${readers[@]/#/fuzz_}"
 export OMP_NUM_THREADS=1
+if [[ -w /dev/shm ]]; then export TMPDIR="${TMPDIR-/dev/shm}"; fi  # two readers take files only
 export ASAN_OPTIONS="${ASAN_OPTIONS-detect_leaks=1}" UBSAN_OPTIONS="${UBSAN_OPTIONS-print_stacktrace=1}"
 for reader in "${readers[@]}"; do
   found=build/fuzz/corpus/$reader log=build/fuzz/$reader.log

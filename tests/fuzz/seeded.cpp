@@ -176,7 +176,7 @@ struct Mutator {
     const bool list = below(2) == 0;
     std::string tower;
     for (std::size_t i = 0; i < depth; ++i) tower += list ? "[" : "{\"a\":";
-    if (below(4) != 0) tower += "1" + std::string(depth, list ? ']' : '}');
+    if (below(4) != 0) tower.append("1").append(depth, list ? ']' : '}');
     const std::size_t colon = text.find(':', below(text.size() + 1)), end = text.find_first_of(",}\n", colon);
     if (end == text.npos)
       text.insert(below(text.size() + 1), tower);
