@@ -142,7 +142,7 @@ struct Mutator {
         number = any(telling);
         break;
       case 1:
-        number = std::to_string(std::strtoll(number.c_str(), nullptr, 10) / 2 * 2 + static_cast<long long>(below(3)));
+        number = std::to_string(std::strtoull(number.c_str(), nullptr, 10) + below(3) - 1);
         break;
     }
     text.replace(at.begin, at.size, number);
