@@ -3,8 +3,9 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config git libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
-  libopenblas-openmp-dev libopenmpi-dev openmpi-bin libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)  # utf8proc: letters, numbers, blanks
-lint_packages=(clang-format clang-tidy shellcheck)
+  libopenblas-openmp-dev libopenmpi-dev openmpi-bin libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)
+lint_packages=(clang-format clang-tidy shellcheck
+  clang libclang-rt-dev libomp-dev llvm)  # the presets tsan and fuzz: compiler, sanitizers, OpenMP, symbols in reports
 
 usage() {
   cat <<HELP
@@ -15,7 +16,8 @@ Prepares a Debian (12 or newer) or Ubuntu (24.04 or newer) machine for this repo
      ${packages[*]};
   2. selects the OpenMP build of OpenBLAS where several builds are installed;
   3. makes .venv at the repository root and installs scripts/requirements.txt into it.
-With --lint also ${lint_packages[*]}, for scripts/lint.sh.
+With --lint also ${lint_packages[*]},
+for scripts/lint.sh, scripts/fuzz.sh and the preset tsan.
 Runs from any folder. What is in place already is left alone, so a second run takes well under a second.
 HELP
 }

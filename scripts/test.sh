@@ -8,7 +8,8 @@ usage() {
 usage: scripts/test.sh [--full]
   Sets up (scripts/setup.sh), builds the release preset and runs all tests.
   --full  also the long ones: 10^5 mutated inputs a reader, more kills, real memory of the 190M config,
-          every test again under the address and undefined-behaviour sanitizers, clang-format and clang-tidy.
+          every test again under the address and undefined-behaviour sanitizers, the C++ ones under the thread
+          sanitizer, a minute of fuzzing a reader, clang-format and clang-tidy.
 EOT
 }
 
@@ -41,5 +42,9 @@ build_and_test release
 if [ "$full" = 1 ]; then
   scripts/lint.sh
   build_and_test asan
+  cmake --preset tsan >/dev/null
+  cmake --build --preset tsan
+  ctest --preset tsan -j "$(nproc)"
+  scripts/fuzz.sh 60
 fi
 echo "all tests passed"

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/safetensors.h"
+#include "train/fields.h"
 #include "train/log.h"
 #include "train/numbers.h"
 #include "train/run_directory.h"
@@ -149,6 +150,10 @@ std::string digest_of(const ordered_json& document) {
   return digest(std::as_bytes(std::span(text)));
 }
 
+void check_kind(const fs::path& path, bool right, const char* key) {
+  if (!right) fail(Exit::data, "[checkpoint] {}: {} is not what a checkpoint's state holds", path.string(), key);
+}
+
 // "update-00001000" -> 1000, anything else -> -1.
 std::int64_t update_of(const std::string& name) {
   constexpr std::string_view prefix = "update-";
@@ -247,24 +252,27 @@ void remove_old_checkpoints(const fs::path& run, std::int64_t newest, std::int64
 
 ordered_json read_checkpoint_state(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "state.json";
-  ordered_json state = ordered_json::parse(read_text("checkpoint", path), nullptr, false);
+  ordered_json state = parse_json(read_text("checkpoint", path));
   if (!state.is_object()) fail(Exit::data, "[checkpoint] {}: not a JSON object (truncated?)", path.string());
   try {
     const std::string said_digest = state.at("xxh128").get<std::string>();
     state.erase("xxh128");
     if (said_digest != digest_of(state)) fail(Exit::data, "[checkpoint] {}: changed since written", path.string());
-    if (state.at("format").get<int>() != state_format)
+    if (state.at("format") != state_format)
       fail(Exit::data, "[checkpoint] {}: format {}, this program reads {}", path.string(),
-           state.at("format").get<int>(), state_format);
+           fields::shown(state.at("format")), state_format);
     for (const char* name : {model_file, optimizer_file}) {
       const ordered_json &said = state.at("files").at(name), held = describe_file(checkpoint / name);
       if (said != held)
         fail(Exit::data, "[checkpoint] {}: {}, written as {} (corrupt?)", (checkpoint / name).string(), held.dump(),
-             said.dump());
+             fields::shown(said));
     }
     state.at("config").at("model");
-    state.at("dataset");
-    state.at("update").get<std::int64_t>();
+    for (const char* role : {"train", "validation"}) check_kind(path, state.at("dataset").at(role).is_array(), role);
+    const ordered_json& running = state.at("running");
+    check_kind(path, is_count(state.at("update")), "update");
+    check_kind(path, running.at("loss_sum").is_number(), "loss_sum");
+    for (const char* count : {"loss_count", "clipped_count"}) check_kind(path, is_count(running.at(count)), count);
   } catch (const nlohmann::json::exception& e) {
     fail(Exit::data, "[checkpoint] {}: not a checkpoint's state: {}", path.string(), e.what());
   }
@@ -294,22 +302,20 @@ Checkpoint find_checkpoint(const fs::path& path) {
   fail(Exit::data, "[checkpoint] {}: neither a checkpoint's directory nor a run with one", path.string());
 }
 
+RunState run_state(const ordered_json& state) {
+  const ordered_json& running = state.at("running");
+  return {.update = state.at("update").get<std::int64_t>(),
+          .loss_sum = running.at("loss_sum").get<double>(),
+          .loss_count = running.at("loss_count").get<std::int64_t>(),
+          .clipped_count = running.at("clipped_count").get<std::int64_t>()};
+}
+
 RunState load_checkpoint(const fs::path& checkpoint, const ordered_json& state, Backend& be, const Config& config,
                          const Training& t) {
-  RunState run;
-  try {
-    run.update = state.at("update").get<std::int64_t>();
-    const ordered_json& running = state.at("running");
-    run.loss_sum = running.at("loss_sum").get<double>();
-    run.loss_count = running.at("loss_count").get<std::int64_t>();
-    run.clipped_count = running.at("clipped_count").get<std::int64_t>();
-  } catch (const nlohmann::json::exception& e) {
-    fail(Exit::data, "[checkpoint] {}: {}", (checkpoint / "state.json").string(), e.what());
-  }
   read_tensors(checkpoint / model_file, be, model_tensors(t));
   read_tensors(checkpoint / optimizer_file, be, optimizer_tensors(t, config));
   copy(be, t.weights, t.master);
-  return run;
+  return run_state(state);
 }
 
 }  // namespace rownorm

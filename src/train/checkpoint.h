@@ -38,8 +38,10 @@ void remove_old_checkpoints(const std::filesystem::path& run, std::int64_t newes
 // Updates that have a checkpoint directory, ascending; whole or not.
 std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& run);
 
-// state.json of a checkpoint directory whose files have the sizes and digests it names. Error (exit 3) otherwise.
+// state.json of a checkpoint directory, complete, whose files have the sizes and digests it names. Error (exit 3)
+// otherwise.
 nlohmann::ordered_json read_checkpoint_state(const std::filesystem::path& checkpoint);
+RunState run_state(const nlohmann::ordered_json& state);  // what such a document says of it
 
 struct Checkpoint {
   std::filesystem::path path;

@@ -8,10 +8,12 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "train/run_directory.h"
 
 namespace rownorm {
 namespace {
@@ -30,9 +32,8 @@ std::optional<std::size_t> read_records(const std::filesystem::path& path,
   std::optional<std::size_t> bad;
   std::size_t begin = 0;
   for (std::size_t end = text.find('\n'); end != std::string::npos; begin = end + 1, end = text.find('\n', begin)) {
-    const auto record = ordered_json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
-                                            text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-    if (record.is_object() && record.contains("progress/update") && record["progress/update"].is_number_integer())
+    const ordered_json record = parse_json(std::string_view(text).substr(begin, end - begin));
+    if (record.is_object() && record.contains("progress/update") && is_count(record["progress/update"]))
       each(record, end + 1);
     else
       bad = bad.value_or(begin);

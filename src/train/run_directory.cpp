@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -34,6 +36,24 @@ ordered_json shards_of(const ShardSet& set) {
 
 std::string json_text(const ordered_json& document, int indent) {
   return document.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+ordered_json parse_json(std::string_view text) {
+  constexpr int deepest = 32;
+  struct TooDeep {};
+  const auto watch = [](int depth, ordered_json::parse_event_t, const ordered_json&) {
+    if (depth > deepest) throw TooDeep();
+    return true;
+  };
+  try {
+    return ordered_json::parse(text, watch, false);
+  } catch (const TooDeep&) {
+    return {ordered_json::value_t::discarded};
+  }
+}
+
+bool is_count(const ordered_json& value) {
+  return value.is_number_unsigned() && value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
 }
 
 RunDirectory RunDirectory::create(const fs::path& path) {
@@ -107,7 +127,7 @@ Provenance::Provenance(const RunDirectory& directory, const Config& config, cons
   const fs::path path = directory.path() / "run.json";
   ordered_json sessions = ordered_json::array();
   if (fs::exists(path)) {
-    const ordered_json before = ordered_json::parse(read_text("run", path), nullptr, false);
+    const ordered_json before = parse_json(read_text("run", path));
     if (before.is_object() && before.contains("sessions") && before["sessions"].is_array())
       sessions = before["sessions"];
   }

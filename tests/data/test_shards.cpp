@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <random>
 
 #include "base/expect_error.h"
 #include "base/temporary_folder.h"
@@ -196,56 +195,6 @@ TEST(BadToken, IsTheFirstAtAnyPosition) {
   EXPECT_EQ(find_bad_token(any, 65536).position, -1);
   EXPECT_EQ(find_bad_token(any, 65535).position, 1);
   EXPECT_EQ(find_bad_token({}, 1).position, -1);
-}
-
-// Any bytes are a shard or an error with exit 3: no crash, no read outside the file (the buffer is as long as the file,
-// so a sanitizer sees one).
-TEST(Shard, MutationsAreValidOrADataError) {
-  const TemporaryFolder folder;
-  const bool full = std::getenv("ROWNORM_FULL") != nullptr;
-  const int mutations = full ? 100'000 : 10'000;
-  std::mt19937 random(20240520);
-  const auto below = [&](std::size_t n) { return std::size_t{random()} % n; };
-  const std::int32_t telling[] = {0, 1, -1, 2, 63, 64, 65, shard_magic, INT32_MAX, INT32_MIN, 1 << 30};
-  int valid = 0, refused = 0;
-  for (int i = 0; i < mutations; ++i) {
-    auto bytes = shard_bytes(counting(64));
-    for (std::size_t edits = 1 + below(3); edits > 0; --edits) {
-      switch (below(5)) {
-        case 0:
-          bytes.resize(below(bytes.size() + 1));
-          break;
-        case 1:
-          bytes.resize(bytes.size() + below(7));
-          break;
-        case 2:
-          if (bytes.size() >= 12) put(bytes, below(3), telling[below(std::size(telling))]);
-          break;
-        case 3:
-          if (!bytes.empty()) bytes[below(bytes.size())] ^= static_cast<std::byte>(1u << below(8));
-          break;
-        case 4:
-          if (bytes.size() > 12) bytes[below(12)] = static_cast<std::byte>(random());
-          break;
-      }
-    }
-    bytes.shrink_to_fit();
-    try {
-      if (i % 100 == 0) {
-        ShardSet shards("train", write_bytes(folder / "m.bin", bytes).string(), 4096);
-        EXPECT_EQ(1024 + 2 * shards.tokens_of(0).size(), bytes.size());
-      } else {
-        const ShardInfo info = parse_shard(bytes, "m.bin");
-        EXPECT_EQ(1024 + 2 * static_cast<std::size_t>(info.tokens), bytes.size());
-      }
-      ++valid;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Exit::data) << error.what();
-      ++refused;
-    }
-  }
-  EXPECT_GT(valid, mutations / 20);
-  EXPECT_GT(refused, mutations / 20);
 }
 
 }  // namespace

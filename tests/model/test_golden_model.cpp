@@ -57,7 +57,7 @@ TEST_P(GoldenModel, LogitsHiddenLossAndEveryGradient) {
   const testing::Device memory(*be, workspace_of(m, n), [&](Arena& arena) {
     weights = make_parameters(arena, "weights", m, dtype);
     gradients = make_parameters(arena, "gradients", m, dtype);
-    a = make_activations(arena, m, batch, dtype, dtype, Passes::forward_and_backward, recompute);
+    a = make_activations(arena, m, batch, dtype, dtype, Passes::forward_and_backward, GetParam().recompute);
     loss = arena.add("step", DType::f64, {1});
     logits = arena.add("step", dtype, {n, m.vocab_size});
   });

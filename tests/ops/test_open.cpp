@@ -33,7 +33,7 @@ TEST(Open, PrecisionsOfEachDevice) {
                                                          {"auto", "auto bf16 tf32 fp32"}};
   for (const auto& [device, list] : allowed)
     for (const auto& precision : precisions) {
-      const auto check = [&] { check_device_and_precision(device, precision); };
+      const auto check = [&, &d = device] { check_device_and_precision(d, precision); };
       if (list.find(precision) != std::string::npos)
         EXPECT_NO_THROW(check()) << device << " " << precision;
       else
