@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/random.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"

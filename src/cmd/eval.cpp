@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"
 #include "data/batches.h"

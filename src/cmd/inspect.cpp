@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/safetensors.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/random.h"
 #include "base/utf8.h"
 #include "cmd/commands.h"

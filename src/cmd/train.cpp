@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"
 #include "data/batches.h"

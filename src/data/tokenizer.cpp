@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/utf8.h"
 
 namespace rownorm {
@@ -191,7 +192,7 @@ Tokenizer Tokenizer::read(const std::filesystem::path& path) { return parse(read
 
 Tokenizer Tokenizer::parse(std::string_view text, const std::filesystem::path& name) {
   const Reader reader{name.string()};
-  const json file = json::parse(text, nullptr, false);
+  const json file = parse_json<json>(text);
   if (!file.is_object()) reader.wrong("not a JSON object (truncated?)");
 
   // What would change the tokens of a text, and is not done here.

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/safetensors.h"
 #include "train/fields.h"
 #include "train/log.h"

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace rownorm {
 namespace {
@@ -33,28 +34,6 @@ ordered_json shards_of(const ShardSet& set) {
 }
 
 }  // namespace
-
-std::string json_text(const ordered_json& document, int indent) {
-  return document.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
-}
-
-ordered_json parse_json(std::string_view text) {
-  constexpr int deepest = 32;
-  struct TooDeep {};
-  const auto watch = [](int depth, ordered_json::parse_event_t, const ordered_json&) {
-    if (depth > deepest) throw TooDeep();
-    return true;
-  };
-  try {
-    return ordered_json::parse(text, watch, false);
-  } catch (const TooDeep&) {
-    return {ordered_json::value_t::discarded};
-  }
-}
-
-bool is_count(const ordered_json& value) {
-  return value.is_number_unsigned() && value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
-}
 
 RunDirectory RunDirectory::create(const fs::path& path) {
   std::error_code error;

@@ -11,15 +11,6 @@
 
 namespace rownorm {
 
-// JSON text, compact or indented. A file name that is not UTF-8 is written with U+FFFD.
-std::string json_text(const nlohmann::ordered_json& document, int indent = -1);
-// The document of a text; discarded (is_discarded()) if it is not JSON or is nested more than 32 deep, which nothing of
-// ours is: copying and writing a document recurse.
-nlohmann::ordered_json parse_json(std::string_view text);
-
-// Whether a value of a parsed document is an integer from 0 to 2^63 - 1, as a number of updates is.
-bool is_count(const nlohmann::ordered_json& value);
-
 // Holds the directory's lock (flock) until destroyed. Error (exit 3): not a directory, not creatable or writable, in
 // use by another process.
 class RunDirectory {

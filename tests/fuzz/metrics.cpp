@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/temporary_folder.h"
 #include "reader.h"
 #include "train/run_directory.h"

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/temporary_folder.h"
 #include "reader.h"
 #include "train/checkpoint.h"
@@ -38,7 +39,8 @@ void read(std::span<const std::byte> input) {
   const ordered_json state = read_checkpoint_state(checkpoint().path);
   const RunState run = run_state(state);
   require(run.update >= 0 && run.loss_count >= 0 && run.clipped_count >= 0, "counts");
-  require(difference(state.at("dataset"), state.at("dataset")).empty(), "differs from itself");
+  require(difference(state.at("dataset"), "at the checkpoint", state.at("dataset"), "now").empty(),
+          "differs from itself");
   require(differences_on_resume(state.at("config"), state.at("config")).empty(), "differs from itself");
   differences_on_resume(state.at("config"), ordered_json::parse(R"({"model":{"width":4},"seed":0})"));
   require(!json_text(state, 2).empty(), "no text");
