@@ -29,7 +29,7 @@ if ((${#readers[@]} == 0)); then
   for folder in tests/fuzz/corpus/*/; do readers+=("$(basename "$folder")"); done
 fi
 for reader in "${readers[@]}"; do
-  [[ -d tests/fuzz/corpus/$reader ]] || { echo "[fuzz] $reader: no folder of tests/fuzz/corpus" >&2; exit 2; }
+  [[ -n $reader && -d tests/fuzz/corpus/$reader ]] || { echo "[fuzz] $reader: no folder of tests/fuzz/corpus" >&2; exit 2; }
 done
 command -v clang++ >/dev/null || { echo "[fuzz] clang++: not found; run scripts/setup.sh --lint" >&2; exit 3; }
 

@@ -2,14 +2,16 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iostream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "cmd/commands.h"
-#include "comm/comm.h"
 #include "train/log.h"
 #include "train/run_directory.h"
 
@@ -17,11 +19,24 @@ namespace {
 
 using namespace rownorm;
 
+// CLI11 alone takes a number beyond the type's range for the nearest one in it.
+CLI::Validator integer(std::uint64_t low, std::uint64_t high) {
+  return {[=](const std::string& text) {
+            std::uint64_t value = 0;
+            const char* end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            if (error == std::errc() && stop == end && low <= value && value <= high) return std::string();
+            return fmt::format("\"{}\" must be an integer from {} to {}", text, low, high);
+          },
+          "INTEGER"};
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Trains GPTs to study the update geometry of the language-model head."};
   app.set_version_flag("--version", version_line());
   app.require_subcommand(0, 1);  // none is reported below, after what is there instead
   int exit_code = 0;
+  constexpr std::uint64_t most = INT64_MAX;
 
   TrainOptions train;
   CLI::App* sub = app.add_subcommand("train", "train a model from a config");
@@ -37,8 +52,9 @@ int run(int argc, char** argv) {
   sub = app.add_subcommand("eval", "loss and perplexity of a checkpoint on shards");
   sub->add_option("checkpoint", eval.checkpoint, "a checkpoint's or a run's directory")->required();
   sub->add_option("--data", eval.data, "shards (pattern); default: the run's validation data");
-  sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)");
-  sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(CLI::PositiveNumber);
+  sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)")
+      ->check(integer(0, most));
+  sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(integer(1, most));
   sub->add_option("--device", eval.device, "auto, cpu, cuda, reference");
   sub->add_option("--precision", eval.precision, "auto, bf16, tf32, fp32, fp64");
   sub->callback([&] { exit_code = as_one_process("eval", [&] { return eval_command(eval); }); });
@@ -49,12 +65,14 @@ int run(int argc, char** argv) {
   sub->add_option("--prompt", sample.prompt, "text to continue (default: the token before every document)");
   sub->add_option("--prompt-file", sample.prompt_file, "the same from a file; -: standard input");
   sub->add_option("--prompt-tokens", sample.prompt_tokens, "the same as token ids: 17,4,0");
-  sub->add_option("--tokens", sample.tokens, "how many to generate (default: up to the model's context)");
-  sub->add_option("--samples", sample.samples, "how many continuations, each from its own stream of the seed");
+  sub->add_option("--tokens", sample.tokens, "how many to generate (default: up to the model's context)")
+      ->check(integer(1, most));
+  sub->add_option("--samples", sample.samples, "how many continuations, each from its own stream of the seed")
+      ->check(integer(1, most));
   sub->add_option("--temperature", sample.sampling.temperature, "divides the logits; 0: the most likely token");
-  sub->add_option("--top-k", sample.sampling.top_k, "only the k most likely tokens; 0: all");
+  sub->add_option("--top-k", sample.sampling.top_k, "only the k most likely tokens; 0: all")->check(integer(0, most));
   sub->add_option("--top-p", sample.sampling.top_p, "only the most likely tokens that together have probability p");
-  sub->add_option("--seed", sample.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
+  sub->add_option("--seed", sample.seed, "same seed, same text")->check(integer(0, UINT64_MAX));
   sub->add_option("--stop", sample.stop, "end at this token")->type_name("TOKEN");
   sub->add_option("--tokenizer", sample.tokenizer,
                   "bytes, a tokenizer.json, or none: token ids (default: bytes for 256 tokens, else the tokenizer.json "
@@ -77,7 +95,7 @@ int run(int argc, char** argv) {
   sub->add_option("--set", bench.overrides, "path=value: override a key of the config, e.g. batch.micro_batch=4")
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false);
-  sub->add_option("--updates", bench.updates, "how many to measure (default 20)")->check(CLI::Range(1, 10000));
+  sub->add_option("--updates", bench.updates, "how many to measure (default 20)")->check(integer(1, 10000));
   sub->add_option("--device", bench.device, "auto, cpu, cuda, reference (default: the config's)");
   sub->add_flag("--json", bench.json, "JSON instead of tables");
   sub->callback([&] { exit_code = as_one_process("bench", [&] { return bench_command(bench); }); });
@@ -85,11 +103,13 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    fail(Exit::usage, "[usage] {} (rownorm --help)", e.what());
+    if (e.get_exit_code() != 0) return usage_error(fmt::format("[usage] {} (rownorm --help)", e.what()));
+    app.exit(e);  // --help, --version
+    if (!std::cout.flush()) fail(Exit::data, "[output] standard output: cannot be written");
+    return static_cast<int>(Exit::ok);
   }
   if (app.get_subcommands().empty())
-    fail(Exit::usage, "[usage] no subcommand: train, eval, sample, inspect or bench (rownorm --help)");
+    return usage_error("[usage] no subcommand: train, eval, sample, inspect or bench (rownorm --help)");
   if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
 }
@@ -107,9 +127,8 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (...) {
-    // Of several ranks the first one speaks: what reaches this place they all know. (Else: cmd/ranks.cpp.)
     const Error error = current_error();
-    if (find_launcher().value_or(Launcher{}).rank == 0) log_error(error.what());
+    log_error(error.what());
     return static_cast<int>(error.code());
   }
 }

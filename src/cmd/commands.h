@@ -12,12 +12,15 @@
 namespace rownorm {
 
 class Comm;
+struct Config;
 
 // Runs a command's body on each rank that the launcher started, if it started several. An error that all ranks know of
 // is reported once; any other ends them all.
-int on_every_rank(const std::function<int(Comm&)>& body);
+int on_every_rank(const std::string& command, const std::function<int(Comm&)>& body);
 // Of a command that knows one process only: exit 2 on several ranks.
-int as_one_process(const char* command, const std::function<int()>& body);
+int as_one_process(const std::string& command, const std::function<int()>& body);
+// A wrong command line: exit 2 with this line.
+int usage_error(const std::string& message);
 
 struct TrainOptions {
   std::filesystem::path config;
@@ -25,6 +28,7 @@ struct TrainOptions {
   bool resume = false, dry_run = false;
 };
 int train_command(const TrainOptions& options);
+void print_plan(const Config& config, int ranks);  // --dry-run: opens no data and no device
 
 struct EvalOptions {
   std::filesystem::path checkpoint;    // a checkpoint's or a run's directory

@@ -17,7 +17,6 @@ namespace rownorm {
 
 int eval_command(const EvalOptions& options) {
   check_device_and_precision(options.device, options.precision);
-  if (options.tokens.value_or(0) < 0) fail(Exit::usage, "[eval] --tokens {}: must be at least 0", *options.tokens);
   const TrainedModel trained = find_trained_model(options.checkpoint);
   const Config& config = trained.config;
   const ModelConfig& model = config.model;

@@ -32,12 +32,9 @@ using Tokens = std::vector<std::int32_t>;
 
 void check(const SampleOptions& o) {
   check_device_and_precision(o.device, o.precision);
-  if (o.tokens && *o.tokens < 1) fail(Exit::usage, "[sample] --tokens {}: must be at least 1", *o.tokens);
-  if (o.samples < 1) fail(Exit::usage, "[sample] --samples {}: must be at least 1", o.samples);
   const Sampling& s = o.sampling;
   if (!(s.temperature >= 0) || std::isinf(s.temperature))
     fail(Exit::usage, "[sample] --temperature {}: must be at least 0 and finite", s.temperature);
-  if (s.top_k < 0) fail(Exit::usage, "[sample] --top-k {}: must be at least 0 (all)", s.top_k);
   if (!(s.top_p > 0 && s.top_p <= 1))
     fail(Exit::usage, "[sample] --top-p {}: must be more than 0 and at most 1", s.top_p);
   if (int{o.prompt.has_value()} + int{o.prompt_file.has_value()} + int{o.prompt_tokens.has_value()} > 1)
@@ -80,11 +77,17 @@ std::optional<Tokenizer> choose_tokenizer(const std::string& option, const Confi
   return tokenizer;
 }
 
-std::string read_standard_input() {
-  std::string text;
-  char part[1 << 14];
-  while (const std::size_t got = std::fread(part, 1, sizeof part, stdin)) text.append(part, got);
-  if (std::ferror(stdin)) fail(Exit::data, "[sample] standard input: {}", std::strerror(errno));
+// At most `most` bytes and one more, of a file ("-": standard input) that may be endless.
+std::string read_prompt_file(const std::string& path, std::size_t most) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(path == "-" ? nullptr : std::fopen(path.c_str(), "rbe"),
+                                                               [](std::FILE* f) { return f ? std::fclose(f) : 0; });
+  if (path != "-" && !fs::exists(path)) fail(Exit::data, "[prompt] {}: no such file", path);
+  if (path != "-" && fs::is_directory(path)) fail(Exit::data, "[prompt] {}: is a folder, expected a file", path);
+  std::FILE* file = path == "-" ? stdin : opened.get();
+  std::string text(most + 1, '\0');
+  if (file) text.resize(std::fread(text.data(), 1, text.size(), file));
+  if (!file || std::ferror(file))
+    fail(Exit::data, "[prompt] {}: {}", path == "-" ? "standard input" : path, std::strerror(errno));
   return text;
 }
 
@@ -96,22 +99,24 @@ std::int32_t parse_token(const char* option, std::string_view text, std::int64_t
   return token;
 }
 
-Tokens read_prompt(const SampleOptions& options, const std::optional<Tokenizer>& tokenizer, std::int64_t vocab) {
+Tokens read_prompt(const SampleOptions& options, const std::optional<Tokenizer>& tokenizer, const ModelConfig& model) {
   Tokens tokens;
   if (options.prompt_tokens) {
     for (std::string_view rest = *options.prompt_tokens;;) {
       const std::size_t comma = rest.find(',');
-      tokens.push_back(parse_token("--prompt-tokens", rest.substr(0, comma), vocab));
+      tokens.push_back(parse_token("--prompt-tokens", rest.substr(0, comma), model.vocab_size));
       if (comma == rest.npos) return tokens;
       rest.remove_prefix(comma + 1);
     }
   }
   if (!tokenizer) fail(Exit::usage, "[sample] --tokenizer none: needs --prompt-tokens");
-  if (options.prompt_file)
-    tokens = tokenizer->encode(*options.prompt_file == "-" ? read_standard_input()
-                                                           : read_text("prompt", *options.prompt_file));
-  else if (options.prompt)
-    tokens = tokenizer->encode(*options.prompt);
+  const auto most = static_cast<std::size_t>(model.context) * tokenizer->longest();
+  const std::string text =
+      options.prompt_file ? read_prompt_file(*options.prompt_file, most) : options.prompt.value_or("");
+  if (text.size() > most)
+    fail(Exit::usage, "[sample] the prompt has more than {} bytes, which no {} tokens hold: the model's context", most,
+         model.context);
+  tokens = tokenizer->encode(text);
   if (tokens.empty()) {  // as a document begins
     if (!tokenizer->separator()) fail(Exit::usage, "[sample] the prompt is empty and the tokenizer has no separator");
     tokens.push_back(*tokenizer->separator());
@@ -189,7 +194,7 @@ int sample_command(const SampleOptions& options) {
   const TrainedModel trained = find_trained_model(options.checkpoint);
   const std::int64_t vocab = trained.config.model.vocab_size, context = trained.config.model.context;
   const std::optional<Tokenizer> tokenizer = choose_tokenizer(options.tokenizer, trained.config);
-  const Tokens prompt = read_prompt(options, tokenizer, vocab);
+  const Tokens prompt = read_prompt(options, tokenizer, trained.config.model);
   const std::int64_t room = context - std::ssize(prompt), count = options.tokens.value_or(room);
   if (room < 1 || count > room)
     fail(Exit::usage, "[sample] a prompt of {} tokens and --tokens {}: together at most the model's context, {}",

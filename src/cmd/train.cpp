@@ -9,8 +9,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"
@@ -38,52 +40,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// ---- --dry-run ----
-
-void print_plan(const Config& config, int ranks) {
-  // What cuda computes in, without a device; the others are opened: they are ordinary code.
-  const bool only_cuda_has_it = config.precision == "bf16" || config.precision == "tf32";
-  const std::string device = config.device != "auto" ? config.device : only_cuda_has_it ? "cuda" : "cpu";
-  const bool cuda = device == "cuda";
-  const auto be = cuda ? nullptr : open_backend(device, config.precision);
-  const DType master = cuda ? DType::f32 : be->master_dtype();
-  const bool bf16 = cuda && (config.precision == "auto" || config.precision == "bf16");
-  const DType compute = bf16 ? DType::bf16 : master;
-
-  Arena plan;
-  make_training(plan, config, compute, master, cuda ? 0 : be->workspace_bytes(workspace_sizes(config)), 0, ranks);
-  const std::int64_t parameters = parameter_count(config.model);
-  const auto line = [](const char* what, const std::string& value) { fmt::print("{:<22} {}\n", what, value); };
-  line("name", config.name);
-  line("device", config.device == "auto" ? fmt::format("auto (planned for {})", device) : device);
-  if (ranks > 1) line("ranks", fmt::format("{} (memory: of rank 0)", ranks));
-  line("parameters", fmt::format("{}", parameters));
-  line("FLOPs a token", fmt::format("{:.0f}", flops_per_token(config.model)));
-  line("tokens an update", fmt::format("{}", config.tokens_per_update()));
-  line("updates", config.last_update() < config.updates()
-                      ? fmt::format("{} of {} (max_updates)", config.last_update(), config.updates())
-                      : fmt::format("{}", config.updates()));
-  line("warmup updates", fmt::format("{}", config.warmup()));
-  line("training tokens", fmt::format("{}", config.last_update() * config.tokens_per_update()));
-  line("tokens a parameter", fmt::format("{:.3f}", static_cast<double>(config.updates() * config.tokens_per_update()) /
-                                                       static_cast<double>(parameters)));
-  line("training FLOPs",
-       fmt::format("{:.4g}", flops_per_token(config.model) *
-                                 static_cast<double>(config.last_update() * config.tokens_per_update())));
-  for (const auto& [purpose, bytes] : plan.by_purpose()) line(("memory: " + purpose).c_str(), human_bytes(bytes));
-  if (cuda) line("memory: workspace", "not included: planned by the CUDA module");
-  line("memory: total", fmt::format("{} ({} bytes)", human_bytes(plan.bytes()), plan.bytes()));
-  for (const auto& [what, pattern] : {std::pair{"train", config.data.train}, {"validation", config.data.validation}}) {
-    try {
-      line(fmt::format("data: {}", what).c_str(), fmt::format("{} shards", expand_pattern(pattern).size()));
-    } catch (const Error& e) {
-      line(fmt::format("data: {}", what).c_str(), fmt::format("note: {}", e.what()));
-    }
-  }
-}
-
-// ---- one run ----
-
 struct Run {
   explicit Run(Comm& ranks) : comm(ranks) {}
   Comm& comm;
@@ -107,25 +63,39 @@ struct Run {
   bool writes() const { return comm.rank() == 0; }
 };
 
-// On rank 0; every rank throws what it throws.
-void on_first_rank(Comm& comm, const std::function<void()>& work) {
-  together(comm, [&] {
-    if (comm.rank() == 0) work();
-  });
-}
-
-// All ranks must have been started alike: the first difference between rank 0's document and another's, "" for none.
+// All ranks must have been started alike: the first key, at any depth, in which rank 0's document and another's differ,
+// "" for none.
 std::string first_difference(Comm& comm, const ordered_json& document) {
   const auto texts = comm.all_gather(json_text(document));
+  const auto flat = [](const std::string& text) { return ordered_json::parse(text).flatten(); };
+  const ordered_json ours = flat(texts[0]);
   for (std::size_t r = 1; r < texts.size(); ++r) {
     if (texts[r] == texts[0]) continue;
-    const auto ours = nlohmann::json::parse(texts[0]), theirs = nlohmann::json::parse(texts[r]);
-    const nlohmann::json::json_pointer at(nlohmann::json::diff(ours, theirs)[0].at("path").get<std::string>());
-    std::string path = at.to_string().substr(1);
-    std::ranges::replace(path, '/', '.');
-    const auto value = [&](const nlohmann::json& j) { return j.contains(at) ? j.at(at).dump() : "nothing"; };
-    return fmt::format("{}: {} on rank 0, {} on rank {}", path, value(ours), value(theirs), r);
+    const ordered_json theirs = flat(texts[r]);
+    for (const ordered_json* keys : {&ours, &theirs})
+      for (const auto& entry : keys->items()) {
+        const auto value = [&](const ordered_json& j) {
+          return j.contains(entry.key()) ? j[entry.key()].dump() : std::string("nothing");
+        };
+        if (value(ours) == value(theirs)) continue;
+        std::string path = entry.key().substr(1);
+        std::ranges::replace(path, '/', '.');
+        return fmt::format("{}: {} on rank 0, {} on rank {}", path, value(ours), value(theirs), r);
+      }
   }
+  return "";
+}
+
+// The same of the shards, which are many: first by a digest.
+std::string first_shard_difference(Comm& comm, const ordered_json& dataset) {
+  const std::string text = json_text(dataset);
+  const auto digests = comm.all_gather(digest(std::as_bytes(std::span(text))));
+  if (std::ranges::all_of(digests, [&](const std::string& d) { return d == digests[0]; })) return "";
+  const auto texts = comm.all_gather(text);
+  for (std::size_t r = 1; r < texts.size(); ++r)
+    if (texts[r] != texts[0])
+      return difference(ordered_json::parse(texts[0]), "on rank 0", ordered_json::parse(texts[r]),
+                        fmt::format("on rank {}", r));
   return "";
 }
 
@@ -345,7 +315,7 @@ int train_loop(Run& run) {
     const Group group = run.order->group(update - 1);
     try {
       if (!run.train->scanned(group.shard)) together(run.comm, [&] { run.train->tokens_of(group.shard); });
-    } catch (const Error&) {  // a bad one ends the run, but nothing that was learnt is lost
+    } catch (...) {  // a bad one ends the run, but nothing that was learnt is lost
       if (run.recent > 0) look_at_recent(run);
       save(run);
       throw;
@@ -453,7 +423,7 @@ int train(const TrainOptions& options, Comm& comm) {
     const std::string d = difference(checkpoint->state.at("dataset"), "at the checkpoint", run.dataset, "now");
     if (!d.empty()) fail(Exit::data, "[resume] the data are not the checkpoint's: {}", d);
   });
-  if (const std::string d = first_difference(comm, run.dataset); !d.empty())
+  if (const std::string d = first_shard_difference(comm, run.dataset); !d.empty())
     throw AgreedError(Exit::data, fmt::format("[ranks] do not see the same shards: {}", d));
   together(comm, [&] {
     plan_memory(run);
@@ -505,13 +475,13 @@ int train_command(const TrainOptions& options) {
   if (options.dry_run) {
     const Launcher launcher = find_launcher().value_or(Launcher{});
     const int ranks = std::max(1, launcher.size);
-    if (launcher.rank > 0) return static_cast<int>(Exit::ok);
+    if (launcher.rank > 0) log_nothing();  // rank 0 does the same
     const Config config = load_config(options.config, options.overrides, ranks);
     check_device_and_precision(config.device, config.precision);
-    print_plan(config, ranks);
+    if (launcher.rank == 0) print_plan(config, ranks);
     return static_cast<int>(Exit::ok);
   }
-  return on_every_rank([&](Comm& comm) { return train(options, comm); });
+  return on_every_rank("train", [&](Comm& comm) { return train(options, comm); });
 }
 
 }  // namespace rownorm

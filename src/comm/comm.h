@@ -74,6 +74,9 @@ class AgreedError : public Error {
 // Runs `local` on every rank. It calls no collective. Where it throws on any, all throw the first such rank's error.
 void together(Comm& comm, const std::function<void()>& local);
 
+// The same for rank 0 alone.
+void on_first_rank(Comm& comm, const std::function<void()>& work);
+
 // Rank 0's text on every rank.
 std::string from_first_rank(Comm& comm, const std::string& text);
 

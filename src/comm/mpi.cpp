@@ -2,11 +2,13 @@
 // for any library, algorithm and topology, NaN is never dropped by a minimum, and bf16 needs no type of MPI's. Every
 // call is blocking: MPI progresses only inside its own calls, so on the CPU nothing would overlap.
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
@@ -16,8 +18,8 @@
 namespace rownorm {
 namespace {
 
-constexpr std::int64_t chunk_bytes = std::int64_t{1}
-                                     << 20;  // of each rank at a time; also keeps MPI's counts in an int
+constexpr std::int64_t buffer_bytes = 8 << 20;    // for what is gathered of all ranks at a time
+constexpr std::int64_t message_bytes = 16 << 20;  // MPI counts in an int
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -71,9 +73,22 @@ void combine(void* to, const std::byte* gathered, DType dtype, std::int64_t n, i
   throw std::logic_error(fmt::format("[mpi] {} is not reduced", name_of(dtype)));
 }
 
+// Ranks meet when MPI is initialised. If one is not this program, or died in its launcher's hands, the others would
+// wait for ever.
+constexpr unsigned meeting_seconds = 120;
+
+extern "C" void give_up(int) {
+  static constexpr char line[] =
+      "[mpi] the ranks did not meet within 120 s: one has died, or does not run this program\n";
+  (void)!write(STDERR_FILENO, line, sizeof line - 1);
+  _exit(static_cast<int>(Exit::device));
+}
+
 class Mpi final : public Comm {
  public:
   Mpi() {
+    std::signal(SIGALRM, give_up);
+    alarm(meeting_seconds);
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -85,7 +100,9 @@ class Mpi final : public Comm {
     MPI_Comm_rank(machine, &local_rank_);
     MPI_Comm_size(machine, &local_size_);
     MPI_Comm_free(&machine);
-    gathered_.resize(static_cast<std::size_t>(size_) * chunk_bytes);
+    alarm(0);
+    chunk_bytes_ = std::max<std::int64_t>(buffer_bytes / size_ / 8 * 8, 4096);
+    gathered_.resize(static_cast<std::size_t>(size_ * chunk_bytes_));
   }
   Mpi(const Mpi&) = delete;
   Mpi& operator=(const Mpi&) = delete;
@@ -97,7 +114,7 @@ class Mpi final : public Comm {
   int local_size() const override { return local_size_; }
 
   void all_reduce(Tensor t, Reduction how) override {
-    for_chunks(t, [&](std::byte* data, std::int64_t bytes) {
+    for_chunks(t, chunk_bytes_, [&](std::byte* data, std::int64_t bytes) {
       check(MPI_Allgather(data, static_cast<int>(bytes), MPI_BYTE, gathered_.data(), static_cast<int>(bytes), MPI_BYTE,
                           MPI_COMM_WORLD),
             "MPI_Allgather");
@@ -106,7 +123,7 @@ class Mpi final : public Comm {
   }
 
   Ticket start_reduce(Tensor t, int owner) override {
-    for_chunks(t, [&](std::byte* data, std::int64_t bytes) {
+    for_chunks(t, chunk_bytes_, [&](std::byte* data, std::int64_t bytes) {
       check(MPI_Gather(data, static_cast<int>(bytes), MPI_BYTE, gathered_.data(), static_cast<int>(bytes), MPI_BYTE,
                        owner, MPI_COMM_WORLD),
             "MPI_Gather");
@@ -116,7 +133,7 @@ class Mpi final : public Comm {
   }
 
   Ticket start_broadcast(Tensor t, int owner) override {
-    for_chunks(t, [&](std::byte* data, std::int64_t bytes) {
+    for_chunks(t, message_bytes, [&](std::byte* data, std::int64_t bytes) {
       check(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, owner, MPI_COMM_WORLD), "MPI_Bcast");
     });
     return 0;
@@ -147,9 +164,9 @@ class Mpi final : public Comm {
 
   void transfer(void* host, std::int64_t bytes, int from, int to) override {
     if (from == to) return;
-    for (std::int64_t first = 0; first < bytes; first += chunk_bytes) {
+    for (std::int64_t first = 0; first < bytes; first += message_bytes) {
       std::byte* data = static_cast<std::byte*>(host) + first;
-      const int count = static_cast<int>(std::min(chunk_bytes, bytes - first));
+      const int count = static_cast<int>(std::min(message_bytes, bytes - first));
       if (rank_ == from) check(MPI_Send(data, count, MPI_BYTE, to, 0, MPI_COMM_WORLD), "MPI_Send");
       if (rank_ == to) check(MPI_Recv(data, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
     }
@@ -162,12 +179,13 @@ class Mpi final : public Comm {
 
  private:
   template <class Each>
-  void for_chunks(const Tensor& t, Each each) const {
-    for (std::int64_t first = 0; first < t.bytes(); first += chunk_bytes)
-      each(static_cast<std::byte*>(t.data) + first, std::min(chunk_bytes, t.bytes() - first));
+  static void for_chunks(const Tensor& t, std::int64_t most, Each each) {
+    for (std::int64_t first = 0; first < t.bytes(); first += most)
+      each(static_cast<std::byte*>(t.data) + first, std::min(most, t.bytes() - first));
   }
 
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+  std::int64_t chunk_bytes_ = 0;     // of each rank, a multiple of every element's size
   std::vector<std::byte> gathered_;  // (ranks, chunk)
 };
 

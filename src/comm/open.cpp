@@ -1,5 +1,4 @@
-// Which ranks there are, and how they agree on errors.
-#include <algorithm>
+// Which ranks there are.
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -52,29 +51,6 @@ std::unique_ptr<Comm> open_comm() {
          "mpirun of the library it is linked with (ldd), or srun with its --mpi type",
          launcher->name, launcher->size, launcher->found);
   return comm;
-}
-
-void together(Comm& comm, const std::function<void()>& local) {
-  if (comm.size() == 1) return local();
-  std::string mine;  // "<exit code> <message>" of this rank's error, "" without one
-  try {
-    local();
-  } catch (...) {
-    const Error error = current_error();
-    mine = fmt::format("{} {}", static_cast<int>(error.code()), error.what());
-  }
-  const auto errors = comm.all_gather(mine);
-  const auto first = std::ranges::find_if(errors, [](const std::string& text) { return !text.empty(); });
-  if (first == errors.end()) return;
-  const std::size_t space = first->find(' ');
-  const auto rank = first - errors.begin();
-  throw AgreedError(
-      static_cast<Exit>(std::stoi(first->substr(0, space))),
-      first->substr(space + 1) + (rank == 0 ? "" : fmt::format(" (on rank {} of {})", rank, comm.size())));
-}
-
-std::string from_first_rank(Comm& comm, const std::string& text) {
-  return comm.all_gather(comm.rank() == 0 ? text : "").front();
 }
 
 }  // namespace rownorm

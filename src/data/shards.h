@@ -46,7 +46,7 @@ class ShardSet {
   // Tokens of shard s, scanned. Error (exit 3) with file, position and value of the first token >= vocab_size.
   std::span<const std::uint16_t> tokens_of(std::size_t s);
 
-  bool scanned(std::size_t s) const { return open_[s] != nullptr; }
+  bool scanned(std::size_t s) const { return open_.empty() || open_[s] != nullptr; }
 
   // Error (exit 3) if tokens that were copied out of shard s are not < vocab_size: the file was overwritten in use.
   void check_copied(std::size_t s, std::span<const std::int32_t> tokens) const;

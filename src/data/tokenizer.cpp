@@ -280,6 +280,10 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::filesystem::path& n
   return tokenizer;
 }
 
+std::size_t Tokenizer::longest() const {
+  return std::ranges::max(texts_, {}, [](const std::string& text) { return text.size(); }).size();
+}
+
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> tokens;
   if (!splits_) {
@@ -295,7 +299,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
 // steps. A pair in the queue whose tokens have been joined to others since is recognised by what it would give.
 void Tokenizer::encode_piece(std::string_view piece, std::vector<std::int32_t>& tokens) const {
   struct Node {
-    std::int32_t token;  // -1: joined to the one before
+    std::int32_t token;  // -1: joined to the one before, and then in no merge
     std::size_t previous, next;
   };
   using Candidate = std::tuple<std::int32_t, std::size_t, std::int32_t>;  // rank, left node, joined token
@@ -316,7 +320,6 @@ void Tokenizer::encode_piece(std::string_view piece, std::vector<std::int32_t>& 
   while (!queue.empty()) {
     const auto [rank, left, token] = queue.top();
     queue.pop();
-    if (nodes[left].token < 0) continue;
     if (const auto merge = find(left); merge == merges_.end() || merge->second.rank != rank) continue;
     const std::size_t right = nodes[left].next, after = nodes[right].next;
     nodes[left].token = token;

@@ -36,6 +36,7 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text) const;
   // The bytes of a token in [0, size()), which need not be whole UTF-8 sequences.
   const std::string& text_of(std::int32_t token) const { return texts_.at(static_cast<std::size_t>(token)); }
+  std::size_t longest() const;  // bytes of a token
   // The token before every document: <|endoftext|>, or byte 0. None if the file has no such special token.
   std::optional<std::int32_t> separator() const { return separator_; }
 

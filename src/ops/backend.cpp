@@ -325,6 +325,10 @@ void Backend::cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qk
   check.tensor("values", values, compute_dtype(), keys.shape);
   check.that(position >= 0 && position <= keys.dim(0) - n, "the position", position,
              fmt::format("in [0, {}]: {} rows of keys for {} new ones", keys.dim(0) - n, keys.dim(0), n));
+  // Row i of the new ones sees position + i + 1 keys: two products of d each.
+  const double pairs = static_cast<double>(n) * (static_cast<double>(position) + (static_cast<double>(n) + 1) / 2);
+  const Observed observed(observer_, {check.operation, 4 * static_cast<double>(d) * pairs,
+                                      bytes(att, qkv) + 2 * bytes(keys.rows(0, position + n))});
   do_cached_attention(att, keys, values, qkv, position, head_dim);
 }
 

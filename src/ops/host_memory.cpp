@@ -1,6 +1,9 @@
 #include "ops/host_memory.h"
 
+#include <omp.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -33,13 +36,25 @@ std::int64_t available_memory() {
   return available;
 }
 
+// What an address-space limit (ulimit -v) leaves beside the buffers that OpenBLAS maps for each thread at its first
+// product: without them it would try for ever.
+std::int64_t available_addresses() {
+  constexpr std::int64_t blas_buffer = std::int64_t{128} << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INT64_MAX;
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::int64_t used = pages * sysconf(_SC_PAGESIZE) + omp_get_max_threads() * blas_buffer;
+  return std::max<std::int64_t>(static_cast<std::int64_t>(limit.rlim_cur) - used, 0);
+}
+
 }  // namespace
 
-Memory allocate_host_memory(const std::string& device, std::int64_t bytes) {
-  const std::int64_t available = available_memory();
+Memory allocate_host_memory(const std::string& device, std::int64_t bytes, int processes) {
+  const std::int64_t available = std::min(available_memory() / processes, available_addresses());
   if (bytes < 0 || bytes > available)
-    fail(Exit::device, "[memory] {}: needs {} ({} bytes), {} available", device, human_bytes(bytes), bytes,
-         human_bytes(available));
+    fail(Exit::device, "[memory] {}: needs {} ({} bytes), {} available{}", device, human_bytes(bytes), bytes,
+         human_bytes(available), processes > 1 ? fmt::format(" to each of {} ranks", processes) : "");
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)

@@ -82,8 +82,8 @@ std::unique_ptr<Backend> open_backend(const std::string& device, const std::stri
   check_device_and_precision(device, precision);
   if (local_size > 1 && !std::getenv("OMP_NUM_THREADS"))
     omp_set_num_threads(std::max(1, omp_get_num_procs() / local_size));
-  if (device == "reference") return make_reference_backend();
-  if (device == "cpu") return make_cpu_backend();
+  if (device == "reference") return make_reference_backend(local_size);
+  if (device == "cpu") return make_cpu_backend(local_size);
   if (device == "cuda") return open_cuda(precision, local_rank);
   try {
     return open_cuda(precision, local_rank);
@@ -91,7 +91,7 @@ std::unique_ptr<Backend> open_backend(const std::string& device, const std::stri
     if (!has("cpu", precision))
       fail(Exit::usage, "[precision] {}: not on device cpu, which has fp32; CUDA does not work here: {}", precision,
            error.what());
-    return make_cpu_backend();
+    return make_cpu_backend(local_size);
   }
 }
 

@@ -18,8 +18,8 @@ std::unique_ptr<Backend> open_backend(const std::string& device, const std::stri
 // The part of the above that needs no device: exit 2 for an unknown name or an impossible pair.
 void check_device_and_precision(const std::string& device, const std::string& precision);
 
-// One each, in their own folders.
-std::unique_ptr<Backend> make_reference_backend();  // plain loops in f64: the specification
-std::unique_ptr<Backend> make_cpu_backend();        // f32, OpenMP and BLAS
+// One each, in their own folders. `processes` of this machine share its memory.
+std::unique_ptr<Backend> make_reference_backend(int processes = 1);  // plain loops in f64: the specification
+std::unique_ptr<Backend> make_cpu_backend(int processes = 1);        // f32, OpenMP and BLAS
 
 }  // namespace rownorm

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <span>
 #include <string>
 
@@ -76,8 +75,8 @@ void write_tensors(const fs::path& path, Backend& be, Comm& comm, const std::vec
   const auto attempt = [&](auto work) {
     try {
       if (!error) work();
-    } catch (const Error& e) {
-      error = e;
+    } catch (...) {
+      error = current_error();
     }
   };
   if (comm.rank() == 0)
@@ -175,21 +174,17 @@ void write_checkpoint(const fs::path& run, Backend& be, Comm& comm, const Config
                       const RunState& state, const ordered_json& dataset) {
   const fs::path final_path = checkpoint_path(run, state.update);
   const fs::path unfinished = unfinished_path(final_path);
-  const auto on_first_rank = [&](const std::function<void()>& work) {
-    together(comm, [&] {
-      if (comm.rank() == 0) work();
-    });
-  };
   try {
-    on_first_rank([&] {
+    on_first_rank(comm, [&] {
       std::error_code error;
       fs::remove_all(unfinished, error);
-      fs::create_directories(unfinished, error);
+      fs::create_directory(unfinished.parent_path(), error);  // not the run's: if that is gone, so are its metrics
+      if (!error) fs::create_directory(unfinished, error);
       if (error) fail(Exit::data, "[checkpoint] {}: {}", unfinished.string(), error.message());
     });
     write_tensors(unfinished / model_file, be, comm, model_tensors(t), state.update);
     write_tensors(unfinished / optimizer_file, be, comm, optimizer_tensors(t, config), state.update);
-    on_first_rank([&] {
+    on_first_rank(comm, [&] {
       ordered_json document = {
           {"format", state_format},
           {"update", state.update},

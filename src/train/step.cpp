@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 namespace rownorm {
 namespace {
@@ -22,6 +21,11 @@ void for_each_block(const Training& t, const Parameters& parameters, Role role, 
   }
 }
 
+void wait_for_all(Comm& comm, Training& t) {
+  for (const Comm::Ticket ticket : t.tickets) comm.wait(ticket);
+  t.tickets.clear();
+}
+
 }  // namespace
 
 void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards,
@@ -30,15 +34,14 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
   const std::int64_t micro_steps = config.batch.sequences / (b * ranks);
   const double scale = 1 / static_cast<double>(config.tokens_per_update());
   Activations& a = t.activations;
-  std::vector<Comm::Ticket> tickets;
 
   be.fill(t.loss, 0);
   zero(be, t.gradients);
   for (std::int64_t m = 0; m < micro_steps; ++m) {
     try {
       read_training_batch(t.batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
-    } catch (const Error& error) {  // the other ranks count on this one in the reductions to come
-      t.batch_error = error;
+    } catch (...) {  // the other ranks count on this one in the reductions to come
+      t.batch_error = current_error();
       std::ranges::fill(t.batch.inputs, 0);
       std::ranges::fill(t.batch.targets, 0);
     }
@@ -48,7 +51,7 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
     const auto reduce = [&](Role role, std::int64_t layer) {
       if (last)
         for_each_block(t, t.gradients, role, layer,
-                       [&](Tensor block, int owner) { tickets.push_back(comm.start_reduce(block, owner)); });
+                       [&](Tensor block, int owner) { t.tickets.push_back(comm.start_reduce(block, owner)); });
     };
     forward(be, config.model, t.weights, a);
     be.head_loss(t.loss, a.dhidden, t.gradients.head, a.hidden, t.weights.head, a.targets, scale);
@@ -58,7 +61,7 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
   }
   if (t.batch_error) be.fill(t.loss, std::numeric_limits<double>::quiet_NaN());
   comm.all_reduce(t.loss, Reduction::sum);
-  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+  wait_for_all(comm, t);
 }
 
 void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
@@ -79,21 +82,19 @@ void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& 
   update(be, comm, t.optimizer, config.optimizer, t.master, t.gradients, t.control, lr_scale, update_number);
 
   copy(be, t.weights, t.master);  // on owned pieces; the broadcast brings the others'
-  std::vector<Comm::Ticket> tickets;
-  const auto broadcast = [&](Tensor block, int owner) { tickets.push_back(comm.start_broadcast(block, owner)); };
+  const auto broadcast = [&](Tensor block, int owner) { t.tickets.push_back(comm.start_broadcast(block, owner)); };
   for_each_block(t, t.weights, Role::embedding, -1, broadcast);
   for (std::int64_t layer = 0; layer < config.model.layers; ++layer)
     for_each_block(t, t.weights, Role::hidden, layer, broadcast);
   for_each_block(t, t.weights, Role::head, -1, broadcast);
-  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+  wait_for_all(comm, t);
 }
 
-void share_head_step(Comm& comm, const Training& t) {
-  std::vector<Comm::Ticket> tickets;
+void share_head_step(Comm& comm, Training& t) {
   for (const Piece& piece : t.optimizer.pieces)
     if (t.optimizer.table[piece.parameter].role == Role::head && piece.begin < piece.end)
-      tickets.push_back(comm.start_broadcast(t.optimizer.head_step.rows(piece.begin, piece.end), piece.owner));
-  for (const Comm::Ticket ticket : tickets) comm.wait(ticket);
+      t.tickets.push_back(comm.start_broadcast(t.optimizer.head_step.rows(piece.begin, piece.end), piece.owner));
+  wait_for_all(comm, t);
 }
 
 }  // namespace rownorm

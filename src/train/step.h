@@ -22,6 +22,6 @@ void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& 
           std::int64_t update, double lr_scale, bool stop = false);
 
 // Makes t.optimizer.head_step whole on every rank.
-void share_head_step(Comm& comm, const Training& t);
+void share_head_step(Comm& comm, Training& t);
 
 }  // namespace rownorm

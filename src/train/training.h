@@ -2,9 +2,11 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "comm/comm.h"
 #include "data/batches.h"
 #include "geometry/diameter.h"
 #include "geometry/hilbert.h"
@@ -32,7 +34,9 @@ struct Training {
   DiameterTensors diameter;
   Panel panel;
   Tensor workspace;  // (bytes) u8, the backend's
-  Batch batch;       // a micro-batch on the host, kept so that the loop allocates nothing
+  // Kept so that the loop allocates nothing: the exchange under way, a micro-batch on the host.
+  std::vector<Comm::Ticket> tickets;
+  Batch batch;
   // Why this rank could not read a batch: its loss is then NaN, so that nothing is applied on any rank.
   std::optional<Error> batch_error;
 };

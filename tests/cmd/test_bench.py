@@ -60,7 +60,7 @@ def test_counts(folder: Path, device: str, size: int) -> None:
     expected = {
         (forward, "upload"): (2 * STEPS, 0, 2 * 2 * STEPS * N * 4),
         # loss, squares; gradients; dx
-        (forward, "fill"): (4 + LAYERS + STEPS, 0, 2 * 8 + size * (PARAMETERS + STEPS * N * D)),
+        (forward, "fill"): (5 + LAYERS + STEPS, 0, 3 * 8 + size * (PARAMETERS + STEPS * N * D)),
         (forward, "embedding"): (STEPS, 0, STEPS * N * (4 + 2 * D * size)),
         (forward, "embedding_backward"): (STEPS, 0, STEPS * N * (4 + 3 * D * size)),
         (forward, "rmsnorm"): (norms, 0, norms * N * (2 * D + 1) * size),
@@ -84,6 +84,7 @@ def test_counts(folder: Path, device: str, size: int) -> None:
         (forward, "swiglu_backward"): (blocks, 0, blocks * size * N * 5 * F),
         (forward, "head_loss"): (STEPS, STEPS * 3 * head, STEPS * (size * (2 * N * D + 3 * V * D) + 4 * N)),
         (optimizer, "fill"): (3, 0, 3 * 8),
+        (optimizer, "copy"): (1, 0, 2 * 8),
         (optimizer, "squared_norm"): (7 * LAYERS + 2, 0, size * PARAMETERS),
         (optimizer, "clip"): (1, 0, 0),
         (optimizer, "momentum"): (7 * LAYERS + 1, 0, 4 * size * (HIDDEN + V * D)),

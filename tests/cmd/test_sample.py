@@ -491,18 +491,20 @@ BAD: list[tuple[tuple[object, ...], int, tuple[str, ...]]] = [
     (("--prompt-tokens", listed([1] * 999)), USAGE, ("999 tokens", "context, 16")),
     (("--prompt-tokens", "1", "--tokens", "16"), USAGE, ("1 tokens", "--tokens 16", "context, 16")),
     (("--prompt-tokens", "1", "--tokens", "9223372036854775807"), USAGE, ("context, 16",)),
-    (("--prompt-tokens", "1", "--tokens", "0"), USAGE, ("--tokens 0", "at least 1")),
-    (("--prompt-tokens", "1", "--tokens", "many"), USAGE, ("--tokens", "many")),
-    (("--prompt-tokens", "1", "--samples", "0"), USAGE, ("--samples 0", "at least 1")),
+    (("--prompt-tokens", "1", "--tokens", "0"), USAGE, ("--tokens", '"0" must be an integer from 1 to')),
+    (("--prompt-tokens", "1", "--tokens", "many"), USAGE, ("--tokens", '"many" must be an integer')),
+    (("--prompt-tokens", "1", "--samples", "0"), USAGE, ("--samples", '"0" must be an integer from 1 to')),
     (("--prompt-tokens", "1", "--temperature", "-0.5"), USAGE, ("--temperature -0.5", "at least 0")),
     (("--prompt-tokens", "1", "--temperature", "nan"), USAGE, ("--temperature nan",)),
     (("--prompt-tokens", "1", "--temperature", "inf"), USAGE, ("--temperature inf", "finite")),
-    (("--prompt-tokens", "1", "--top-k", "-1"), USAGE, ("--top-k -1", "at least 0")),
+    (("--prompt-tokens", "1", "--top-k", "-1"), USAGE, ("--top-k", '"-1" must be an integer from 0 to')),
     (("--prompt-tokens", "1", "--top-p", "0"), USAGE, ("--top-p 0", "more than 0")),
     (("--prompt-tokens", "1", "--top-p", "1.01"), USAGE, ("--top-p 1.01", "at most 1")),
     (("--prompt-tokens", "1", "--top-p", "nan"), USAGE, ("--top-p nan",)),
     (("--prompt-tokens", "1", "--seed", "-1"), USAGE, ("--seed", "-1")),
     (("--prompt-tokens", "1", "--seed", "1.5"), USAGE, ("--seed", "1.5")),
+    (("--prompt-tokens", "1", "--seed", "18446744073709551616"), USAGE, ("from 0 to 18446744073709551615",)),
+    (("--prompt-tokens", "1", "--samples", "9223372036854775808"), USAGE, ("from 1 to 9223372036854775807",)),
     (("--prompt-tokens", "1", "--stop", "61"), USAGE, ("--stop", '"61"', "from 0 to 60")),
     (("--prompt-tokens", "1", "--stop", "end"), USAGE, ("--stop", '"end"')),
     (("--prompt-tokens", "1", "--prompt", "a"), USAGE, ("--prompt", "--prompt-tokens", "give one")),
@@ -527,6 +529,9 @@ def test_of_what_is_no_checkpoint(tmp_path: Path, cycle: Path) -> None:
     expect_error(run("sample", "no/run", cwd=tmp_path), DATA, "no/run", "checkpoint")
     expect_error(run("sample"), USAGE, "checkpoint")
     expect_error(run("sample", cycle, "--prompt-file", "no/such.txt"), DATA, "[prompt] no/such.txt", "no such file")
+    # Endless: no more is read than could fit.
+    endless = run("sample", cycle, "--prompt-file", "/dev/zero", timeout=20)
+    expect_error(endless, USAGE, "[sample] the prompt has more than", "context")
     expect_error(run("sample", cycle, "--prompt-file", tmp_path), DATA, "[prompt]", "is a folder")
 
 

@@ -61,6 +61,15 @@ TEST(Sampling, TopP) {
 }
 
 // Leaving out what is certainly not needed changes nothing: against the definition, all tokens sorted.
+// Equal logits rank by token, and what reaches p exactly is enough.
+TEST(Sampling, TopPOfEqualTokens) {
+  const std::vector<double> two(2, 0.0), ten(10, -3.0);
+  EXPECT_EQ(tenths({.top_p = 0.5}, two), std::vector(10, 0));
+  EXPECT_EQ(tenths({.top_p = 0.51}, two), (std::vector{0, 0, 0, 0, 0, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(tenths({.top_p = 0.25}, ten), (std::vector{0, 0, 0, 1, 1, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(tenths({.top_k = 2}, ten), (std::vector{0, 0, 0, 0, 0, 1, 1, 1, 1, 1}));
+}
+
 TEST(Sampling, TopPOfManyTokens) {
   std::mt19937 random(1);
   std::normal_distribution<double> normal(0, 3);

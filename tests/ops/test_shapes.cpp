@@ -296,6 +296,7 @@ const Expected expected_work[] = {
     // Two sequences of 7 * 8 / 2 = 28 pairs, 18 multiply-adds each for q k^T, and again for p v.
     {"attention", 2 * 56 * 18 * 2, 2 * (14 * 18 + 14 * 54) + 4 * 14 * 9},
     {"attention_backward", 5 * 56 * 18 * 2, 2 * (2 * 14 * 18 + 2 * 14 * 54) + 4 * 14 * 9},
+    {"cached_attention", 4 * 147 * 18, 2 * (14 * 18 + 14 * 54 + 2 * 17 * 18)},  // 4 + 5 + ... + 17 keys
     {"swiglu", 0, 2 * 14 * (5 + 10)},
     {"swiglu_backward", 0, 2 * 14 * (10 + 5 + 10)},
     {"head_loss", 3 * 2 * 14 * 11 * 18, 2 * (14 * 18 * 2 + 11 * 18) + 2 * 4 * 11 * 18 + 14 * 4, {14, 11, 18}},

@@ -209,6 +209,13 @@ TEST_P(Measured, DiameterIsExactlyThatOfOneProcess) {
   EXPECT_EQ(measure_step(*be, *comm, diameter, step).diameter, 0);
   EXPECT_EQ(measure_step(*be, *comm, diameter, step).pair, (std::array<std::int32_t, 2>{0, 0}));
 
+  std::vector<double> few(static_cast<std::size_t>(vocab * width));  // equal distances: the first pair of them
+  for (const auto& [row, value] : {std::pair{3, 1.0}, {100, 1.0}, {200, -1.0}, {250, -1.0}})
+    few[static_cast<std::size_t>(row * width)] = value;
+  put(*be, step, few);
+  EXPECT_EQ(measure_step(*be, *comm, diameter, step).diameter, 2);
+  EXPECT_EQ(measure_step(*be, *comm, diameter, step).pair, (std::array<std::int32_t, 2>{3, 200}));
+
   auto values = values_of(0, vocab * width, 3);
   values[static_cast<std::size_t>(200 * width)] = nan;
   put(*be, step, values);

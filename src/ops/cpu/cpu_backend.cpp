@@ -16,7 +16,7 @@
 
 namespace rownorm {
 
-std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<cpu::CpuBackend>(); }
+std::unique_ptr<Backend> make_cpu_backend(int processes) { return std::make_unique<cpu::CpuBackend>(processes); }
 
 namespace cpu {
 namespace {
@@ -52,7 +52,7 @@ void convert(std::uint16_t& to, std::uint16_t from) { to = from; }
 
 }  // namespace
 
-CpuBackend::CpuBackend() : threads_(omp_get_max_threads()) {
+CpuBackend::CpuBackend(int processes) : processes_(processes), threads_(omp_get_max_threads()) {
   // Only the OpenMP build of OpenBLAS sees by itself that it is called from a parallel region.
   if (openblas_get_parallel() == OPENBLAS_THREAD) openblas_set_num_threads(1);
 }
@@ -62,7 +62,7 @@ std::string CpuBackend::description() const {
                      openblas_get_corename());
 }
 
-Memory CpuBackend::allocate(std::int64_t bytes) { return allocate_host_memory("cpu", bytes); }
+Memory CpuBackend::allocate(std::int64_t bytes) { return allocate_host_memory("cpu", bytes, processes_); }
 
 std::int64_t CpuBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
   Arena attention, loss, range, newton_schulz, diameter;

@@ -43,7 +43,7 @@ struct DiameterScratch {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend();
+  explicit CpuBackend(int processes);
 
   std::string name() const override { return "cpu"; }
   std::string description() const override;
@@ -97,7 +97,7 @@ class CpuBackend final : public Backend {
  private:
   Arena scratch() const { return Arena(workspace_.data, workspace_.bytes()); }
 
-  int threads_;
+  int processes_, threads_;
   Tensor workspace_{nullptr, DType::u8, {0}};
 };
 

@@ -64,12 +64,13 @@ struct Heads {
 
 class ReferenceBackend final : public Backend {
  public:
+  explicit ReferenceBackend(int processes) : processes_(processes) {}
   std::string name() const override { return "reference"; }
   std::string description() const override { return "reference: plain loops in double, one thread"; }
   DType compute_dtype() const override { return DType::f64; }
   DType master_dtype() const override { return DType::f64; }
 
-  Memory allocate(Index bytes) override { return allocate_host_memory("reference", bytes); }
+  Memory allocate(Index bytes) override { return allocate_host_memory("reference", bytes, processes_); }
   Index workspace_bytes(const WorkspaceSizes&) const override { return 0; }
   void set_workspace(Tensor, const WorkspaceSizes&) override {}
   Index logits_chunk() const override { return 1; }
@@ -501,10 +502,13 @@ class ReferenceBackend final : public Backend {
       f64(highest)[p] = high;
     }
   }
+
+ private:
+  int processes_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
+std::unique_ptr<Backend> make_reference_backend(int processes) { return std::make_unique<ReferenceBackend>(processes); }
 
 }  // namespace rownorm
