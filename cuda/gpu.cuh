@@ -1,6 +1,6 @@
 // The few words in which kernels differ from C++: launches, shared memory, warp reductions, 16-byte accesses and PTX.
-// nvcc takes them from here. The same sources are also compiled as C++ for tests/cuda_standin, whose shim is included
-// before anything else and defines what is only declared here outside nvcc, with the same warp-collective results.
+// nvcc takes them from here. The same sources are also compiled as C++ for tests/cuda_standin, whose shim, included
+// before anything else, defines everything that stands under __CUDACC__ here, with the same results for the whole warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,11 +15,13 @@
 
 // Shared memory, aligned to 16 bytes. GPU_SHARED(T, name, N): T name[N], N constant, T may be an alias of an array.
 // GPU_DYN_SMEM(T, name): T* name, the dynamic shared memory of the launch.
+// GPU_ALIGNED(p): p, checked by the stand-in.
 #ifdef __CUDACC__
 #define GPU_SHARED(T, name, N) __shared__ __align__(16) T name[N]
 #define GPU_DYN_SMEM(T, name)                                  \
   extern __shared__ __align__(16) unsigned char gpu_dynamic[]; \
   T* const name = reinterpret_cast<T*>(gpu_dynamic)
+#define GPU_ALIGNED(p) (p)
 #endif
 
 namespace rownorm {
@@ -41,7 +43,9 @@ template <class... Parameters, class... Arguments>
 #endif
 }
 
-// ---- PTX. `__device__` functions; all 32 lanes of a warp reach ldmatrix and mma together.
+#ifdef __CUDACC__
+
+// ---- PTX. All 32 lanes of a warp reach ldmatrix and mma together.
 
 // d += a b: 16 x 8 over k = 16, bf16 in, fp32 accumulate (mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32).
 // With g = lane / 4, t = lane % 4, two bf16 a register, the lower column (a) or row (b) in the low half
@@ -49,41 +53,6 @@ template <class... Parameters, class... Arguments>
 //   a[0] = A[g][2t, 2t+1]      a[1] = A[g+8][2t, 2t+1]      a[2] = A[g][2t+8, 2t+9]    a[3] = A[g+8][2t+8, 2t+9]
 //   b[0] = B[2t, 2t+1][g]      b[1] = B[2t+8, 2t+9][g]
 //   d[0], d[1] = D[g][2t, 2t+1]                             d[2], d[3] = D[g+8][2t, 2t+1]
-__device__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
-
-// Four 8 x 8 matrices of 16-bit elements from shared memory (ldmatrix.sync.aligned.m8n8.x4.shared.b16). `row` of lane
-// 8j + i points to row i of matrix j: 16 bytes, aligned to 16. r[j] of a lane is M_j[g][2t, 2t+1], with .trans
-// M_j[2t, 2t+1][g].
-__device__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row);
-__device__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row);
-
-// 16 bytes from global to shared memory, both aligned to 16, zeros where !copy (`global` is then not read)
-// (cp.async.cg.shared.global). A wait lets all but the latest N committed groups of this thread arrive; other threads
-// see them after a barrier.
-__device__ void cp_async_16(void* shared, const void* global, bool copy = true);
-__device__ void cp_async_commit();
-template <int N>
-__device__ void cp_async_wait();
-
-// 16 bytes of T at once; p is aligned to 16. load16_stream, store16_stream: read or written once, so evicted first.
-template <class T>
-struct alignas(16) Pack16 {
-  static constexpr int size = static_cast<int>(16 / sizeof(T));
-  T v[size];
-  __host__ __device__ T& operator[](int i) { return v[i]; }
-  __host__ __device__ const T& operator[](int i) const { return v[i]; }
-};
-template <class T>
-__device__ Pack16<T> load16(const T* p);
-template <class T>
-__device__ Pack16<T> load16_stream(const T* p);
-template <class T>
-__device__ void store16(T* p, const Pack16<T>& pack);
-template <class T>
-__device__ void store16_stream(T* p, const Pack16<T>& pack);
-
-#ifdef __CUDACC__
-
 __device__ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -92,6 +61,9 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Four 8 x 8 matrices of 16-bit elements from shared memory (ldmatrix.sync.aligned.m8n8.x4.shared.b16). `row` of lane
+// 8j + i points to row i of matrix j: 16 bytes, aligned to 16. r[j] of a lane is M_j[g][2t, 2t+1], with _trans
+// M_j[2t, 2t+1][g].
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -108,7 +80,10 @@ __device__ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row)
                : "memory");
 }
 
-__device__ inline void cp_async_16(void* shared, const void* global, bool copy) {
+// 16 bytes from global to shared memory, both aligned to 16, zeros where !copy (`global` is then not read)
+// (cp.async.cg.shared.global). A wait lets all but the latest N committed groups of this thread arrive; other threads
+// see them after a barrier.
+__device__ inline void cp_async_16(void* shared, const void* global, bool copy = true) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(__cvta_generic_to_global(global)),
                "r"(copy ? 16 : 0)
@@ -122,6 +97,17 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+#endif
+
+// ---- 16 bytes of T at once; p is aligned to 16. _stream: used once, so evicted first from the caches.
+template <class T>
+struct alignas(16) Pack16 {
+  static constexpr int size = static_cast<int>(16 / sizeof(T));
+  T v[size];
+  __host__ __device__ T& operator[](int i) { return v[i]; }
+  __host__ __device__ const T& operator[](int i) const { return v[i]; }
+};
+
 namespace detail {
 template <class To, class From>
 __device__ inline To bits16(const From& from) {
@@ -132,7 +118,7 @@ __device__ inline To bits16(const From& from) {
 
 template <class T>
 __device__ inline Pack16<T> load16(const T* p) {
-  return detail::bits16<Pack16<T>>(*reinterpret_cast<const uint4*>(p));
+  return detail::bits16<Pack16<T>>(*GPU_ALIGNED(reinterpret_cast<const uint4*>(p)));
 }
 template <class T>
 __device__ inline Pack16<T> load16_stream(const T* p) {
@@ -140,14 +126,12 @@ __device__ inline Pack16<T> load16_stream(const T* p) {
 }
 template <class T>
 __device__ inline void store16(T* p, const Pack16<T>& pack) {
-  *reinterpret_cast<uint4*>(p) = detail::bits16<uint4>(pack);
+  *GPU_ALIGNED(reinterpret_cast<uint4*>(p)) = detail::bits16<uint4>(pack);
 }
 template <class T>
 __device__ inline void store16_stream(T* p, const Pack16<T>& pack) {
   __stcs(reinterpret_cast<uint4*>(p), detail::bits16<uint4>(pack));
 }
-
-#endif
 
 // ---- Reductions over a whole warp; every lane gets the result. The order is fixed: bit-equal in every run.
 __device__ inline float warp_sum(float x) {
