@@ -89,7 +89,7 @@ __global__ void radius_kernel(State* state, double* square, Rows s, const double
   bool finite = true;
   for (Index k = threadIdx.x % 32; k < s.width; k += 32) {
     const float x = s.data[row * s.width + k];
-    finite = finite && isfinite(x);
+    finite = finite && std::isfinite(x);
     const double y = static_cast<double>(x) - sum[k] / static_cast<double>(s.count);
     total += y * y;
   }

@@ -101,7 +101,7 @@ __global__ void range_kernel(float* lowest, float* highest, const float* z, Inde
   float low = INFINITY, high = -INFINITY;
   bool nan = false;
   for (Index i = threadIdx.x; i < V; i += threads) {
-    nan = nan || isnan(row[i]);
+    nan = nan || std::isnan(row[i]);
     low = fminf(low, row[i]);
     high = fmaxf(high, row[i]);
   }

@@ -36,7 +36,7 @@ __global__ void add_parts_kernel(double* sum, const double* parts, int count) {
 __global__ void clip_kernel(double* norm, double* clip, std::int32_t* ok, const double* squares, const double* loss,
                             double max_norm) {
   const double found = sqrt(*squares);
-  const bool go = *ok != 0 && isfinite(*loss) && isfinite(found);
+  const bool go = *ok != 0 && std::isfinite(*loss) && std::isfinite(found);
   *norm = found;
   *clip = go ? fmin(1.0, max_norm / (found + 1e-6)) : 0;
   *ok = go ? 1 : 0;
