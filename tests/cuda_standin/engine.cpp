@@ -80,7 +80,7 @@ struct SharedArray {
 struct Engine {
   const Grid* grid = nullptr;
   std::vector<Thread> threads = std::vector<Thread>(max_threads);
-  std::vector<int> order;
+  std::vector<int> order, warp_begin;  // of the threads, and where in it each one's warp begins
   Thread* now = nullptr;
   int count = 0, alive = 0, arrived = 0, cursor = 0;
   std::uint64_t random = 1;
@@ -160,25 +160,44 @@ void jump(Engine& e, Fiber& from, Fiber& to) {
 }
 
 // ---- The order of threads
-// The next one that can run, from the cursor on. In random order one that can run is now and then passed over.
+// The next one that can run. `order` lists the lanes of a warp one after another. A warp runs as far as it can before the
+// next one does, or, in every second block of random order, threads take turns and are now and then passed over.
 Thread* pick(Engine& e) {
+  const bool turns = mode().order == Order::random && e.block % 2 == 0;
   Thread* passed = nullptr;
+  if (!turns) e.cursor = e.warp_begin[static_cast<std::size_t>(e.cursor)];
   for (int step = 0; step < e.count; ++step) {
     Thread& t = e.threads[static_cast<std::size_t>(e.order[static_cast<std::size_t>(e.cursor)])];
+    if (t.state == State::fresh || t.state == State::ready) {
+      if (!turns || passed != nullptr || next_random(e) % 8 != 0) {
+        if (turns) e.cursor = (e.cursor + 1) % e.count;
+        return &t;
+      }
+      passed = &t;
+    }
     if (++e.cursor == e.count) e.cursor = 0;
-    if (t.state != State::fresh && t.state != State::ready) continue;
-    if (mode().order != Order::random || passed != nullptr || next_random(e) % 8 != 0) return &t;
-    passed = &t;
   }
   return passed;
 }
 
 void make_order(Engine& e) {
-  e.order.resize(static_cast<std::size_t>(e.count));
-  std::iota(e.order.begin(), e.order.end(), 0);
-  if (mode().order == Order::reversed) std::reverse(e.order.begin(), e.order.end());
-  if (mode().order == Order::random)
-    for (std::size_t i = e.order.size(); i > 1; --i) std::swap(e.order[i - 1], e.order[next_random(e) % i]);
+  const auto shuffle = [&](std::vector<int>& v) {
+    for (std::size_t i = v.size(); i > 1; --i) std::swap(v[i - 1], v[next_random(e) % i]);
+  };
+  std::vector<int> warps(static_cast<std::size_t>((e.count + 31) / 32));
+  std::iota(warps.begin(), warps.end(), 0);
+  if (mode().order == Order::reversed) std::reverse(warps.begin(), warps.end());
+  if (mode().order == Order::random) shuffle(warps);
+  e.order.clear();
+  e.warp_begin.clear();
+  for (const int warp : warps) {
+    std::vector<int> lanes(static_cast<std::size_t>(std::min(32, e.count - 32 * warp)));
+    std::iota(lanes.begin(), lanes.end(), 32 * warp);
+    if (mode().order == Order::reversed) std::reverse(lanes.begin(), lanes.end());
+    if (mode().order == Order::random) shuffle(lanes);
+    e.warp_begin.insert(e.warp_begin.end(), lanes.size(), static_cast<int>(e.order.size()));
+    e.order.insert(e.order.end(), lanes.begin(), lanes.end());
+  }
   e.cursor = 0;
 }
 
