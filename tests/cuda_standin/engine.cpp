@@ -66,7 +66,9 @@ struct Thread {
   Fiber* fiber = nullptr;
   WarpCall* call = nullptr;
   int vote = 0;  // result of the last barrier
-  // cp.async: a queue of copies in order, with the number of copies in each committed group
+};
+
+struct Copies {  // cp.async of a thread: a queue in order, and the number of copies in each committed group
   int copies = 0, groups = 0, group_copies[64]{};
   Copy copy[64]{};
 };
@@ -79,8 +81,13 @@ struct SharedArray {
 
 struct Engine {
   const Grid* grid = nullptr;
-  std::vector<Thread> threads = std::vector<Thread>(max_threads);
-  std::vector<int> order, warp_begin;  // of the threads, and where in it each one's warp begins
+  Thread threads[max_threads];
+  std::vector<Copies> copies = std::vector<Copies>(max_threads);
+  int order[max_threads];  // of the threads; the lanes of a warp follow one another
+  int warp_begin[32];      // where in it
+  int warp_calls[32];      // lanes of a warp that wait in collectives
+  std::uint32_t warp_alive[32];
+  bool turns = false;  // threads take turns, else a warp runs as far as it can
   Thread* now = nullptr;
   int count = 0, alive = 0, arrived = 0, cursor = 0;
   std::uint64_t random = 1;
@@ -160,51 +167,42 @@ void jump(Engine& e, Fiber& from, Fiber& to) {
 }
 
 // ---- The order of threads
-// The next one that can run. `order` lists the lanes of a warp one after another. A warp runs as far as it can before the
-// next one does, or, in every second block of random order, threads take turns and are now and then passed over.
+// The next one that can run. A warp runs as far as it can before the next one does, or, in every second block of random
+// order, threads take turns and are now and then passed over.
 Thread* pick(Engine& e) {
-  const bool turns = mode().order == Order::random && e.block % 2 == 0;
   Thread* passed = nullptr;
-  if (!turns) e.cursor = e.warp_begin[static_cast<std::size_t>(e.cursor)];
   for (int step = 0; step < e.count; ++step) {
-    Thread& t = e.threads[static_cast<std::size_t>(e.order[static_cast<std::size_t>(e.cursor)])];
-    if (t.state == State::fresh || t.state == State::ready) {
-      if (!turns || passed != nullptr || next_random(e) % 8 != 0) {
-        if (turns) e.cursor = (e.cursor + 1) % e.count;
-        return &t;
-      }
-      passed = &t;
-    }
+    Thread& t = e.threads[e.order[e.cursor]];
     if (++e.cursor == e.count) e.cursor = 0;
+    if (t.state != State::fresh && t.state != State::ready) continue;
+    if (!e.turns || passed != nullptr || next_random(e) % 8 != 0) return &t;
+    passed = &t;
   }
   return passed;
 }
 
 void make_order(Engine& e) {
-  const auto shuffle = [&](std::vector<int>& v) {
-    for (std::size_t i = v.size(); i > 1; --i) std::swap(v[i - 1], v[next_random(e) % i]);
+  const auto arrange = [&](int* begin, int* end, int first) {
+    std::iota(begin, end, first);
+    if (mode().order == Order::reversed) std::reverse(begin, end);
+    if (mode().order == Order::random)
+      for (std::ptrdiff_t i = end - begin; i > 1; --i) std::swap(begin[i - 1], begin[next_random(e) % i]);
   };
-  std::vector<int> warps(static_cast<std::size_t>((e.count + 31) / 32));
-  std::iota(warps.begin(), warps.end(), 0);
-  if (mode().order == Order::reversed) std::reverse(warps.begin(), warps.end());
-  if (mode().order == Order::random) shuffle(warps);
-  e.order.clear();
-  e.warp_begin.clear();
-  for (const int warp : warps) {
-    std::vector<int> lanes(static_cast<std::size_t>(std::min(32, e.count - 32 * warp)));
-    std::iota(lanes.begin(), lanes.end(), 32 * warp);
-    if (mode().order == Order::reversed) std::reverse(lanes.begin(), lanes.end());
-    if (mode().order == Order::random) shuffle(lanes);
-    e.warp_begin.insert(e.warp_begin.end(), lanes.size(), static_cast<int>(e.order.size()));
-    e.order.insert(e.order.end(), lanes.begin(), lanes.end());
+  const int count = (e.count + 31) / 32;
+  int warps[32], at = 0;
+  arrange(warps, warps + count, 0);
+  for (int i = 0; i < count; ++i) {
+    const int lanes = std::min(32, e.count - 32 * warps[i]);
+    arrange(e.order + at, e.order + at + lanes, 32 * warps[i]);
+    e.warp_begin[warps[i]] = at;
+    at += lanes;
   }
-  e.cursor = 0;
 }
 
 [[noreturn]] void stop_at_deadlock(Engine& e) {
   std::string where;
   for (int i = 0; i < e.count && where.size() < 300; ++i) {
-    const Thread& t = e.threads[static_cast<std::size_t>(i)];
+    const Thread& t = e.threads[i];
     if (t.state == State::at_warp && t.call != nullptr && where.empty())
       where = "thread " + std::to_string(i) + " waits at " + t.call->file + ":" + std::to_string(t.call->line) +
               " for lanes of mask " + std::to_string(t.call->mask) + " that never come there";
@@ -260,10 +258,10 @@ void open_barrier(Engine& e) {
   const int result = e.vote == Vote::all ? e.votes == e.arrived : e.vote == Vote::any ? e.votes > 0 : e.votes;
   meet(e, [&](auto each) {
     for (int i = 0; i < e.count; ++i)
-      if (Thread& t = e.threads[static_cast<std::size_t>(i)]; t.state == State::at_barrier) each(t);
+      if (Thread& t = e.threads[i]; t.state == State::at_barrier) each(t);
   });
   for (int i = 0; i < e.count; ++i) {
-    Thread& t = e.threads[static_cast<std::size_t>(i)];
+    Thread& t = e.threads[i];
     if (t.state != State::at_barrier) continue;
     t.state = State::ready;
     t.vote = result;
@@ -286,14 +284,13 @@ void compute_mma(WarpCall* const (&calls)[32]) {
     }
     for (int i = 0; i < 4; ++i) B[in_group * 2 + (i & 1) + (i < 2 ? 0 : 8)][group] = bf16(calls[lane]->b[i / 2], i % 2);
   }
+  float D[16][8] = {};
+  for (int m = 0; m < 16; ++m)
+    for (int k = 0; k < 16; ++k)
+      for (int n = 0; n < 8; ++n) D[m][n] += A[m][k] * B[k][n];
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane >> 2, in_group = lane % 4;
-    for (int i = 0; i < 4; ++i) {
-      const int row = i < 2 ? group : group + 8, col = in_group * 2 + (i & 1);
-      float sum = 0.0f;
-      for (int k = 0; k < 16; ++k) sum += A[row][k] * B[k][col];
-      calls[lane]->d[i] += sum;
-    }
+    for (int i = 0; i < 4; ++i) calls[lane]->d[i] += D[i < 2 ? group : group + 8][in_group * 2 + (i & 1)];
   }
 }
 
@@ -358,12 +355,14 @@ void compute_values(WarpCall* const (&calls)[32], Collective kind) {
 
 // Computes the call that `lane` waits in, if all of its lanes are there.
 bool finish_call(Engine& e, int first, int lane) {
-  const WarpCall& call = *e.threads[static_cast<std::size_t>(first + lane)].call;
+  const WarpCall& call = *e.threads[first + lane].call;
+  const int w = first / 32;
+  if (e.warp_calls[w] < std::popcount(call.mask & e.warp_alive[w])) return false;
   const bool whole = call.kind >= Collective::mma;  // .aligned: the whole warp, the same instruction
   WarpCall* calls[32] = {};
   for (int i = 0; i < 32; ++i) {
     if ((call.mask >> i & 1) == 0) continue;
-    Thread* t = first + i < e.count ? &e.threads[static_cast<std::size_t>(first + i)] : nullptr;
+    Thread* t = first + i < e.count ? &e.threads[first + i] : nullptr;
     if (t == nullptr || t->state == State::done) {
       if (whole) stop("mma or ldmatrix at %s:%d without lane %d of its warp", call.file, call.line, i);
       continue;
@@ -380,7 +379,7 @@ bool finish_call(Engine& e, int first, int lane) {
   if (kind == Collective::sync)
     meet(e, [&](auto each) {
       for (int i = 0; i < 32; ++i)
-        if (calls[i] != nullptr) each(e.threads[static_cast<std::size_t>(first + i)]);
+        if (calls[i] != nullptr) each(e.threads[first + i]);
     });
   else if (kind == Collective::mma)
     compute_mma(calls);
@@ -390,10 +389,11 @@ bool finish_call(Engine& e, int first, int lane) {
     compute_values(calls, kind);
   for (int i = 0; i < 32; ++i) {
     if (calls[i] == nullptr) continue;
-    e.threads[static_cast<std::size_t>(first + i)].call = nullptr;
-    --e.calls;
-    e.threads[static_cast<std::size_t>(first + i)].state = State::ready;
+    e.threads[first + i].call = nullptr;
+    e.threads[first + i].state = State::ready;
+    --e.warp_calls[w];
   }
+  if (!e.turns) e.cursor = e.warp_begin[w];
   return true;
 }
 
@@ -405,8 +405,10 @@ void finish_thread(Engine& e) {
   --e.alive;
   if (e.alive > 0 && e.arrived == e.alive) open_barrier(e);
   const int lane = me.rank % 32, first = me.rank - lane;
-  for (int i = 0; e.calls > 0 && i < 32 && first + i < e.count; ++i) {  // those that waited for this lane alone
-    const Thread& t = e.threads[static_cast<std::size_t>(first + i)];
+  e.warp_alive[first / 32] &= ~(1u << lane);
+  for (int i = 0; e.warp_calls[first / 32] > 0 && i < 32 && first + i < e.count;
+       ++i) {  // those that waited for this lane alone
+    const Thread& t = e.threads[first + i];
     if (t.call != nullptr && (t.call->mask >> lane & 1) != 0) finish_call(e, first, i);
   }
 }
@@ -440,18 +442,24 @@ void run_block(Engine& e, std::size_t block) {
   standin_block_index = {static_cast<unsigned>(block % g.grid.x), static_cast<unsigned>(block / g.grid.x % g.grid.y),
                          static_cast<unsigned>(block / g.grid.x / g.grid.y)};
   for (int i = 0; i < e.count; ++i) {
-    Thread& t = e.threads[static_cast<std::size_t>(i)];
+    Thread& t = e.threads[i];
     const auto rank = static_cast<unsigned>(i);
     t.state = State::fresh;
     t.rank = i;
     t.index = {rank % g.block.x, rank / g.block.x % g.block.y, rank / g.block.x / g.block.y};
     t.fiber = nullptr;
     t.call = nullptr;
-    t.copies = t.groups = 0;
+    e.copies[static_cast<std::size_t>(i)].copies = e.copies[static_cast<std::size_t>(i)].groups = 0;
   }
   e.alive = e.count;
   e.arrived = 0;
+  for (int w = 0; w < 32; ++w) {
+    const int lanes = std::clamp(e.count - 32 * w, 0, 32);
+    e.warp_alive[w] = lanes == 32 ? ~0u : (1u << lanes) - 1;
+    e.warp_calls[w] = 0;
+  }
   if (mode().order == Order::random) make_order(e);
+  e.turns = mode().order == Order::random && e.block % 2 == 0;
   e.cursor = 0;
 #ifdef STANDIN_TSAN
   constexpr std::size_t arena_size = 16 << 20;
@@ -613,7 +621,7 @@ void warp(WarpCall& call) {
   if (call.width < 1 || call.width > 32 || (call.width & (call.width - 1)) != 0)
     stop("width %d of a shuffle at %s:%d, expected 1, 2, 4, 8, 16 or 32", call.width, call.file, call.line);
   me.call = &call;
-  ++e.calls;
+  ++e.warp_calls[me.rank / 32];
   if (finish_call(e, me.rank - lane, lane)) return;
   me.state = State::at_warp;
   yield(e);
@@ -621,14 +629,19 @@ void warp(WarpCall& call) {
 
 bool late_copies() { return mode().late_copies; }
 
+static Copies& copies_of_this_thread() {
+  Engine& e = engine();
+  return e.copies[static_cast<std::size_t>(e.now->rank)];
+}
+
 void queue_copy(const Copy& copy) {
-  Thread& me = *engine().now;
+  Copies& me = copies_of_this_thread();
   if (me.copies == 64) stop("more than 64 copies of a thread under way: the stand-in's limit");
   me.copy[me.copies++] = copy;
 }
 
 void commit_copies() {
-  Thread& me = *engine().now;
+  Copies& me = copies_of_this_thread();
   if (me.groups == 64) {  // the two oldest become one
     me.group_copies[1] += me.group_copies[0];
     std::copy(me.group_copies + 1, me.group_copies + 64, me.group_copies);
@@ -640,7 +653,7 @@ void commit_copies() {
 }
 
 bool next_copy(int groups_left, Copy& copy) {
-  Thread& me = *engine().now;
+  Copies& me = copies_of_this_thread();
   while (me.groups > groups_left && me.group_copies[0] == 0) {
     std::copy(me.group_copies + 1, me.group_copies + me.groups, me.group_copies);
     --me.groups;
