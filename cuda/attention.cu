@@ -17,8 +17,8 @@ struct Sizes {
   float scale;  // 1 / sqrt(head_dim)
 };
 
-// Tiles of R rows of a head, columns padded with zeros to D. A row belongs to `lanes` neighbouring threads of a warp, of
-// which the one called `lane` has the columns, and the scores, lane, lane + lanes, ...
+// Tiles of R rows of a head, columns padded with zeros to D. A row belongs to `lanes` neighbouring threads of a warp,
+// of which the one called `lane` has the columns, and the scores, lane, lane + lanes, ...
 template <int D, int R>
 struct Tile {
   static constexpr int lanes = threads / R, stride = D + 1;  // no two rows begin in the same bank
@@ -151,10 +151,11 @@ __device__ void read_queries(typename Tile<D, R>::Rows& q, typename Tile<D, R>::
 
 // p_ij = exp(s_ij - lse_i) and ds_ij = p_ij (datt_i . v_j - delta_i) of the pairs j <= i of two tiles, else 0.
 template <int D, int R>
-__device__ void scores_gradient(typename Tile<D, R>::Pairs& p, typename Tile<D, R>::Pairs& ds, const typename Tile<D, R>::Rows& q,
-                                const typename Tile<D, R>::Rows& k, const typename Tile<D, R>::Rows& v,
-                                const typename Tile<D, R>::Rows& dout, const float* lse, const float* delta,
-                                const Sizes& s, Index first_query, Index first_key) {
+__device__ void scores_gradient(typename Tile<D, R>::Pairs& p, typename Tile<D, R>::Pairs& ds,
+                                const typename Tile<D, R>::Rows& q, const typename Tile<D, R>::Rows& k,
+                                const typename Tile<D, R>::Rows& v, const typename Tile<D, R>::Rows& dout,
+                                const float* lse, const float* delta, const Sizes& s, Index first_query,
+                                Index first_key) {
   using Own = Tile<D, R>;
   const int row = static_cast<int>(threadIdx.x) / Own::lanes, lane = static_cast<int>(threadIdx.x) % Own::lanes;
   const Index i = first_query + row;

@@ -50,8 +50,7 @@ CudaBackend::CudaBackend(const std::string& precision, int device)
   void* staging = nullptr;
   check(cudaMallocHost(&staging, 2 * staging_bytes), "cudaMallocHost");
   staging_ = {staging, {cudaFreeHost}};
-  for (cudaEvent_t& event : staged_)
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  for (cudaEvent_t& event : staged_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
 }
 
 CudaBackend::~CudaBackend() {

@@ -52,8 +52,7 @@ struct Rows {
   __device__ Pair compare(Index i, Index j) const {
     double sum = 0;
     for (Index k = threadIdx.x % 32; k < width; k += 32) {
-      const double difference =
-          static_cast<double>(data[i * width + k]) - static_cast<double>(data[j * width + k]);
+      const double difference = static_cast<double>(data[i * width + k]) - static_cast<double>(data[j * width + k]);
       sum += difference * difference;
     }
     const auto a = static_cast<std::int32_t>(i), b = static_cast<std::int32_t>(j);
@@ -163,7 +162,8 @@ __global__ void collect_kernel(State* state, const Pair* found, int count) {
   state->best = best;
 }
 
-// A block a row p of products(rows, stride), row first + p of all, against the columns q > p; column q is row first + q.
+// A block a row p of products(rows, stride), row first + p of all, against the columns q > p; column q is row first +
+// q.
 __global__ void screen_kernel(Pair* found, const float* products, Index stride, const double* half_square,
                               const State* state, Rows s, Index first) {
   constexpr double u = 0x1p-24;
@@ -175,8 +175,8 @@ __global__ void screen_kernel(Pair* found, const float* products, Index stride, 
   const auto limit = [&] {
     const double lower = state->scale * sqrt(best.square) * (1 - 2 * rounding);
     const double below = fmax(0.0, lower - 2 * u * (1 + 1e-6) * radius);
-    return nextafterf(
-        static_cast<float>(h_p - below * below / 2 + (gamma + rounding) * radius * radius + underflow), INFINITY);
+    return nextafterf(static_cast<float>(h_p - below * below / 2 + (gamma + rounding) * radius * radius + underflow),
+                      INFINITY);
   };
   float highest = limit();
   // Without a best pair all rows are equal, as the walk has seen.

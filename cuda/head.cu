@@ -136,8 +136,8 @@ void CudaBackend::do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tens
   for (Index begin = 0; begin < N; begin += LogitsScratch::rows) {
     const Index end = std::min(begin + LogitsScratch::rows, N), rows = end - begin;
     const Operand hidden{h.rows(begin, end).data, compute_, d};
-    products_->multiply(rows, V, d, 1, hidden, {w.data, compute_, d, true}, 0,
-                        {memory.logits.data, DType::f32, stride}, multiply_);
+    products_->multiply(rows, V, d, 1, hidden, {w.data, compute_, d, true}, 0, {memory.logits.data, DType::f32, stride},
+                        multiply_);
     const auto softmax = [&]<class T>(T*) {
       check(gpu_launch(cross_entropy_kernel<T>, ceil_div(rows, 1), threads, 0, stream_,
                        backward ? pointer<T>(memory.gradients) : nullptr, pointer<double>(memory.losses),

@@ -95,9 +95,9 @@ __device__ inline double block_sum(double x) {
 
 // Whether rows of `width` elements, from each of the pointers on, can be read 16 bytes at a time.
 inline bool fits16(Index width, DType narrowest, std::initializer_list<const void*> pointers) {
-  return width % (16 / size_of(narrowest)) == 0 &&
-         std::all_of(pointers.begin(), pointers.end(),
-                     [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; });
+  return width % (16 / size_of(narrowest)) == 0 && std::all_of(pointers.begin(), pointers.end(), [](const void* p) {
+           return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
+         });
 }
 
 // Calls launch<T, W>() with T what holds `dtype` and W as many elements of it as 16 bytes hold, or 1.
@@ -116,7 +116,7 @@ inline unsigned ceil_div(Index a, Index b) { return static_cast<unsigned>((a + b
 inline unsigned loop_blocks(Index count, Index threads) {
   return static_cast<unsigned>(std::min<Index>((count + threads - 1) / threads, 4096));
 }
-#define GPU_LOOP(i, count)                                                          \
+#define GPU_LOOP(i, count)                                                               \
   for (Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; i < (count); \
        i += static_cast<Index>(gridDim.x) * blockDim.x)
 

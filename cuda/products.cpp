@@ -12,8 +12,7 @@ namespace rownorm::cuda {
 namespace {
 
 void check(cublasStatus_t status, const char* call) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    fail(Exit::device, "[cuda] {}: {}", call, cublasLtGetStatusString(status));
+  if (status != CUBLAS_STATUS_SUCCESS) fail(Exit::device, "[cuda] {}: {}", call, cublasLtGetStatusString(status));
 }
 
 cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -41,7 +40,6 @@ class Owned {
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
-
 
 cublasLtMatmulDesc_t description(Multiply how, bool first_transposed, bool second_transposed) {
   cublasLtMatmulDesc_t made = nullptr;
@@ -116,8 +114,9 @@ Products::Products(cudaStream_t stream) : stream_(stream) {
 Products::~Products() = default;
 
 // A row-major matrix is its transpose to cuBLASLt, so that it is asked for d^T = b^T a^T: b is its first operand.
-void Products::multiply(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const Operand& a, const Operand& b,
-                        double beta, const Result& d, Multiply how, const void* c, std::int64_t count) {
+void Products::multiply(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const Operand& a,
+                        const Operand& b, double beta, const Result& d, Multiply how, const void* c,
+                        std::int64_t count) {
   if (m == 0 || n == 0 || count == 0) return;
   if (!c) c = d.data;
   if (k == 0) {
@@ -127,11 +126,27 @@ void Products::multiply(std::int64_t m, std::int64_t n, std::int64_t k, double a
   const std::array<std::uint32_t, 4> alignments{alignment_of(b.data), alignment_of(a.data), alignment_of(c),
                                                 alignment_of(d.data)};
   const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
-  const Key key{m, n, k, count, number(how), number(beta != 0), number(c != d.data),
-                number(a.dtype), a.stride, number(a.transposed), a.step,
-                number(b.dtype), b.stride, number(b.transposed), b.step,
-                number(d.dtype), d.stride, d.step,
-                alignments[0] * 1024L + alignments[1], alignments[2], alignments[3]};
+  const Key key{m,
+                n,
+                k,
+                count,
+                number(how),
+                number(beta != 0),
+                number(c != d.data),
+                number(a.dtype),
+                a.stride,
+                number(a.transposed),
+                a.step,
+                number(b.dtype),
+                b.stride,
+                number(b.transposed),
+                b.step,
+                number(d.dtype),
+                d.stride,
+                d.step,
+                alignments[0] * 1024L + alignments[1],
+                alignments[2],
+                alignments[3]};
   std::unique_ptr<Plan>& plan = library_->plans[key];
   if (!plan) {
     const auto stored = [count](const Operand& x, std::int64_t rows, std::int64_t columns) {
@@ -143,9 +158,9 @@ void Products::multiply(std::int64_t m, std::int64_t n, std::int64_t k, double a
     const Preference wanted(preference(alignments));
     cublasLtMatmulHeuristicResult_t chosen{};
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        library_->handle, made->description.get(), made->first.get(), made->second.get(), made->result.get(),
-        made->result.get(), wanted.get(), 1, &chosen, &found);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library_->handle, made->description.get(), made->first.get(), made->second.get(),
+                                       made->result.get(), made->result.get(), wanted.get(), 1, &chosen, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0)
       fail(Exit::device, "[cuda] cuBLASLt has no product of ({}, {}) {} and ({}, {}) {} into {}: {}", m, k,
            name_of(a.dtype), k, n, name_of(b.dtype), name_of(d.dtype), cublasLtGetStatusString(status));

@@ -168,7 +168,7 @@ __global__ void row_norms_kernel(double* norms, const float* x, Index rows, Inde
 constexpr int columns = 32, parts = 32;
 
 __global__ void column_sum_kernel(double* sum, const float* x, Index rows, Index d) {
-  GPU_SHARED(double, sums, columns * parts);
+  GPU_SHARED(double, sums, columns* parts);
   const unsigned column = threadIdx.x % columns, part = threadIdx.x / columns;
   const Index j = static_cast<Index>(blockIdx.x) * columns + column;
   double own = 0;
@@ -185,10 +185,12 @@ __global__ void column_sum_kernel(double* sum, const float* x, Index rows, Index
 // A block a row
 __global__ void subtract_row_kernel(float* x, const double* row, double c, Index d) {
   float* own = x + static_cast<Index>(blockIdx.x) * d;
-  for (Index j = threadIdx.x; j < d; j += threads) own[j] = static_cast<float>(static_cast<double>(own[j]) - c * row[j]);
+  for (Index j = threadIdx.x; j < d; j += threads)
+    own[j] = static_cast<float>(static_cast<double>(own[j]) - c * row[j]);
 }
 
-// Calls launch<W>() with W = 4 where `size` elements from each of the pointers on can be read 16 bytes at a time, else 1.
+// Calls launch<W>() with W = 4 where `size` elements from each of the pointers on can be read 16 bytes at a time,
+// else 1.
 template <class Launch>
 void for_floats(Index size, std::initializer_list<const void*> pointers, Launch launch) {
   fits16(size, DType::f32, pointers) ? launch.template operator()<4>() : launch.template operator()<1>();
@@ -205,8 +207,8 @@ void CudaBackend::add_squares(Tensor sum, Tensor x, const PartialSums& memory) {
   const Index size = x.size();
   if (size == 0) return;
   for_floats(size, {x.data}, [&]<int W>() {
-    const auto blocks = static_cast<unsigned>(
-        std::min<Index>((size / W + 4 * threads - 1) / (4 * threads), PartialSums::parts));
+    const auto blocks =
+        static_cast<unsigned>(std::min<Index>((size / W + 4 * threads - 1) / (4 * threads), PartialSums::parts));
     check(gpu_launch(square_parts_kernel<W>, blocks, threads, 0, stream_, pointer<double>(memory.sums),
                      pointer<float>(x), size / W),
           "squared_norm");
