@@ -83,7 +83,12 @@ TEST(Runtime, TheDefaultStreamWaitsForBlockingOnes) {
     ok(cudaStreamCreateWithFlags(&s, blocking ? cudaStreamDefault : cudaStreamNonBlocking));
     mode() = {.lazy = true};
     ok(gpu_launch(add_kernel, 1, 1, 0, s, x, 2.0f));
-    EXPECT_EQ(x.host()[0], blocking ? 2.0f : 0.0f);  // cudaMemcpy is in the default stream
+    ok(cudaMemcpy(x, x, 0, cudaMemcpyDeviceToDevice));  // nothing, and so no wait
+    EXPECT_EQ(cudaStreamQuery(s), cudaErrorNotReady);
+    const Device<float> y(1);
+    ok(cudaMemset(y, 0, 4));  // in the default stream
+    ok(cudaStreamSynchronize(nullptr));
+    EXPECT_EQ(cudaStreamQuery(s), blocking ? cudaSuccess : cudaErrorNotReady);
     ok(cudaDeviceSynchronize());
     EXPECT_EQ(x.host()[0], 2.0f);
     mode() = {};
