@@ -16,6 +16,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shim.h"
@@ -557,6 +558,10 @@ void stop(const char* format, ...) {
 }
 
 // ---- What kernels call
+bool dropped(const char* file, int line) {
+  return mode().drop_line != 0 && line == mode().drop_line && std::string_view(file).ends_with(mode().drop_file);
+}
+
 void* shared_array(const void* key, std::size_t bytes) {
   Engine& e = engine();
   auto at = std::find_if(e.shared.begin(), e.shared.end(), [&](const SharedArray& s) { return s.key == key; });
@@ -590,6 +595,7 @@ void* dynamic_shared() { return shared_array(nullptr, engine().grid->smem); }
 
 int barrier(Vote vote, int predicate, const char* file, int line) {
   Engine& e = engine();
+  if (dropped(file, line)) return 0;
   if (e.arrived == 0) {
     e.vote = vote;
     e.file = file;
@@ -613,6 +619,7 @@ void fence() {
 }
 
 void warp(WarpCall& call) {
+  if (call.kind == Collective::sync && dropped(call.file, call.line)) return;
   Engine& e = engine();
   Thread& me = *e.now;
   const int lane = me.rank % 32;

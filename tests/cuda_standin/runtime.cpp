@@ -255,12 +255,16 @@ Mode mode_from_environment() {
       m.fill = Fill::huge;
     else if (key == "low")
       m.fill = Fill::low;
-    else if (key == "memory")
+    else if (key == "drop") {
+      const std::string site = value;
+      m.drop_file = site.substr(0, site.find(':'));
+      m.drop_line = std::atoi(site.substr(site.find(':') + 1).c_str());
+    } else if (key == "memory")
       m.memory = static_cast<std::size_t>(std::atof(value) * 0x1p30);
     else
       stop(
           "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, early, late, nan, huge, low, "
-          "memory=GIB",
+          "memory=GIB, drop=FILE:LINE",
           word.c_str());
   }
   return m;

@@ -113,6 +113,7 @@ struct Copy {
 bool late_copies();
 void queue_copy(const Copy& copy);
 void commit_copies();
+bool dropped(const char* file, int line);     // Mode::drop_line
 bool next_copy(int groups_left, Copy& copy);  // one that must have arrived before a wait returns
 void check_copy(const void* shared, const void* global);
 
@@ -321,7 +322,8 @@ inline void cp_async_16(void* shared, const void* global, bool copy = true) {
 }
 inline void cp_async_commit() { standin::commit_copies(); }
 template <int N>
-void cp_async_wait() {
+void cp_async_wait(STANDIN_HERE) {
+  if (standin::dropped(file, line)) return;
   for (standin::Copy copy{}; standin::next_copy(N, copy);) make_copy(copy);
 }
 

@@ -3,6 +3,7 @@
 // low, memory=GIB).
 #pragma once
 #include <cstddef>
+#include <string>
 
 namespace standin {
 
@@ -19,6 +20,9 @@ struct Mode {
   bool late_copies = false;      // cp.async copies at the wait, not at once
   Fill fill = Fill::nan;
   std::size_t memory = std::size_t{80} << 30;  // of the device, bytes
+  // A planted fault: __syncthreads, __syncwarp or cp_async_wait of this line is not there. The end of a path; 0: none.
+  std::string drop_file{};
+  int drop_line = 0;
 };
 Mode& mode();
 

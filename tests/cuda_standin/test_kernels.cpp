@@ -57,6 +57,25 @@ TEST(Kernels, BarriersAndThreadsThatHaveLeft) {
   });
 }
 
+// One synchronisation of a real kernel taken away, by its line: drops.py does it to all of them.
+__global__ void neighbour_kernel(int* out) {
+  GPU_SHARED(int, s, 64);
+  s[threadIdx.x] = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = s[63 - threadIdx.x];
+}
+constexpr int barrier_line = __LINE__ - 3;
+
+TEST(Kernels, ABarrierCanBeDropped) {
+  for (const bool dropped : {false, true}) {
+    if (dropped) standin::mode() = {.drop_file = "/test_kernels.cpp", .drop_line = barrier_line};
+    Device<int> out(64);
+    ok(gpu_launch(neighbour_kernel, 1, 64, 0, nullptr, out));
+    EXPECT_EQ(out.host()[0], dropped ? -1 : 63);  // nobody has written it yet
+  }
+  standin::mode() = {};
+}
+
 __global__ void votes_kernel(int* out) {
   const int t = static_cast<int>(threadIdx.x);
   out[t] = __syncthreads_count(t % 3 == 0);
