@@ -22,7 +22,7 @@ MODES = ["forward", "reversed", "random=1", "random=2", "late", "reversed,late"]
 def run(executable: str, mode: str) -> str:
     """How the tests end: '' where all is right."""
     done = subprocess.run(
-        [executable, "--gtest_brief=1"],
+        [executable, "--gtest_brief=1", "--gtest_fail_fast"],
         env=os.environ | {"ROWNORM_STANDIN": mode, "TSAN_OPTIONS": "halt_on_error=1:atexit_sleep_ms=0"},
         capture_output=True,
         text=True,
