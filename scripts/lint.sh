@@ -10,7 +10,7 @@ esac
 for tool in clang-format clang-tidy shellcheck .venv/bin/ruff; do
   command -v "$tool" >/dev/null || { echo "[lint] $tool: not found; run scripts/setup.sh --lint" >&2; exit 3; }
 done
-git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
+git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 cmake --preset release >/dev/null
 cmake --build --preset release --target rownorm_version >/dev/null
 # It counts the suppressed warnings of system headers on stderr; findings are on stdout.

@@ -6,10 +6,11 @@ packages=(g++ cmake ninja-build pkg-config git libcli11-dev nlohmann-json3-dev l
   libopenblas-openmp-dev libopenmpi-dev openmpi-bin libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)
 lint_packages=(clang-format clang-tidy shellcheck
   clang libclang-rt-dev libomp-dev llvm)  # the presets tsan and fuzz: compiler, sanitizers, OpenMP, symbols in reports
+cuda_packages=(libboost-context-dev)  # the tests that run CUDA kernels on the CPU
 
 usage() {
   cat <<HELP
-Usage: scripts/setup.sh [--lint] [--help]
+Usage: scripts/setup.sh [--lint] [--cuda] [--help]
 
 Prepares a Debian (12 or newer) or Ubuntu (24.04 or newer) machine for this repository:
   1. installs the apt packages that are missing, as root or with sudo, of
@@ -18,6 +19,7 @@ Prepares a Debian (12 or newer) or Ubuntu (24.04 or newer) machine for this repo
   3. makes .venv at the repository root and installs scripts/requirements.txt into it.
 With --lint also ${lint_packages[*]},
 for scripts/lint.sh, scripts/fuzz.sh and the preset tsan.
+With --cuda also ${cuda_packages[*]}, for the preset cuda, which further needs NVIDIA's CUDA toolkit (12 or newer).
 Runs from any folder. What is in place already is left alone, so a second run takes well under a second.
 HELP
 }
@@ -81,12 +83,14 @@ install_python() {
   printf '%s\n' "$checksum" >"$stamp"
 }
 
-case ${1-} in
-  '') ;;
-  -h | --help) usage; exit 0 ;;
-  --lint) packages+=("${lint_packages[@]}") ;;
-  *) fail "$1: unknown argument; --lint and --help are known" 2 ;;
-esac
+for argument in "$@"; do
+  case $argument in
+    -h | --help) usage; exit 0 ;;
+    --lint) packages+=("${lint_packages[@]}") ;;
+    --cuda) packages+=("${cuda_packages[@]}") ;;
+    *) fail "$argument: unknown argument; --lint, --cuda and --help are known" 2 ;;
+  esac
+done
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 install_packages

@@ -1,15 +1,28 @@
-// Tensors on a backend for tests: memory that lives as long as the test, and values as doubles.
+// Backends for tests, and tensors on them: memory that lives as long as the test, and values as doubles.
 #pragma once
 #include <algorithm>
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/arena.h"
 #include "ops/backend.h"
+#include "ops/open.h"
+
+// The backends that a test program is about, by name; tests/cuda builds the same tests for the CUDA module.
+#ifndef ROWNORM_TEST_BACKENDS
+#define ROWNORM_TEST_BACKENDS "reference", "cpu"
+#endif
 
 namespace rownorm::testing {
+
+// A device's name, with "_" and a precision where it has several: "cuda_fp32".
+inline std::unique_ptr<Backend> open(const std::string& name) {
+  const std::size_t end = name.find('_');
+  return open_backend(name.substr(0, end), end == std::string::npos ? "auto" : name.substr(end + 1));
+}
 
 // Plans with a measuring arena, allocates, and builds again: what a run does.
 class Device {

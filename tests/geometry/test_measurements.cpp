@@ -16,7 +16,7 @@ class Golden : public ::testing::TestWithParam<const char*> {};
 TEST_P(Golden, DiameterAndHilbertRmsOfEveryHeadStep) {
   const auto json = golden::json("optim_head.json");
   const SafetensorsFile file(golden::path("optim_head.safetensors"));
-  const auto be = open_backend(GetParam(), "auto");
+  const auto be = testing::open(GetParam());
   const auto comm = make_single_process();
   const bool exact = be->master_dtype() == DType::f64;
   const std::int64_t rows = json["rows"], d = json["dim"], positions = json["panel_tokens"];
@@ -71,7 +71,7 @@ TEST_P(Golden, DiameterAndHilbertRmsOfEveryHeadStep) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values("reference", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values(ROWNORM_TEST_BACKENDS));
 
 TEST(StepGeometry, MedianOfAnEvenNumberOfRowsIsTheLowerMiddleOne) {
   const auto be = open_backend("reference", "auto");

@@ -49,7 +49,7 @@ TEST_P(GoldenModel, LogitsHiddenLossAndEveryGradient) {
   const ModelConfig m = model_of(json);
   const std::int64_t batch = json["batch"], n = batch * m.context;
 
-  const auto be = open_backend(device, "auto");
+  const auto be = testing::open(device);
   const DType dtype = be->compute_dtype();
   Parameters weights, gradients;
   Activations a;
@@ -114,13 +114,16 @@ TEST_P(GoldenModel, LogitsHiddenLossAndEveryGradient) {
             exact ? 1e-14 : forward_bound);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, GoldenModel,
-    ::testing::Values(Case{"model_a", "reference", Recompute::none}, Case{"model_b", "reference", Recompute::none},
-                      Case{"model_c", "reference", Recompute::none}, Case{"model_c", "reference", Recompute::block},
-                      Case{"model_a", "cpu", Recompute::none}, Case{"model_b", "cpu", Recompute::none},
-                      Case{"model_c", "cpu", Recompute::none}, Case{"model_c", "cpu", Recompute::block}),
-    case_name);
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* device : {ROWNORM_TEST_BACKENDS}) {
+    for (const char* model : {"model_a", "model_b", "model_c"}) all.push_back({model, device, Recompute::none});
+    all.push_back({"model_c", device, Recompute::block});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel, ::testing::ValuesIn(cases()), case_name);
 
 class GoldenModelWithCache : public ::testing::TestWithParam<std::tuple<std::string, const char*>> {};
 
@@ -132,7 +135,7 @@ TEST_P(GoldenModelWithCache, Logits) {
   const ModelConfig m = model_of(json);
   const std::int64_t batch = json["batch"], T = m.context, V = m.vocab_size;
 
-  const auto be = open_backend(device, "auto");
+  const auto be = testing::open(device);
   const DType dtype = be->compute_dtype();
   Parameters weights;
   Activations a;
@@ -184,24 +187,27 @@ TEST_P(GoldenModelWithCache, Logits) {
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenModelWithCache,
                          ::testing::Combine(::testing::Values("model_a", "model_b", "model_c"),
-                                            ::testing::Values("reference", "cpu")));
+                                            ::testing::Values(ROWNORM_TEST_BACKENDS)));
 
-TEST(Recompute, GradientsAreBitIdentical) {
+class RecomputeOn : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RecomputeOn, GradientsAreBitIdentical) {
   ModelConfig m;
   m.vocab_size = 37;
   m.context = 9;
   m.layers = 3;
   m.width = 24;
   m.head_dim = 8;
-  const auto be = open_backend("cpu", "auto");
+  const auto be = testing::open(GetParam());
+  const DType compute = be->compute_dtype(), master = be->master_dtype();
   const auto gradients_with = [&](Recompute recompute) {
     Parameters weights, gradients;
     Activations a;
     Tensor loss;
     const testing::Device memory(*be, workspace_of(m, 18), [&](Arena& arena) {
-      weights = make_parameters(arena, "weights", m, DType::f32);
-      gradients = make_parameters(arena, "gradients", m, DType::f32);
-      a = make_activations(arena, m, 2, DType::f32, DType::f32, Passes::forward_and_backward, recompute);
+      weights = make_parameters(arena, "weights", m, compute);
+      gradients = make_parameters(arena, "gradients", m, master);
+      a = make_activations(arena, m, 2, compute, master, Passes::forward_and_backward, recompute);
       loss = arena.add("step", DType::f64, {1});
     });
     upload_rope(*be, a, m);
@@ -220,6 +226,8 @@ TEST(Recompute, GradientsAreBitIdentical) {
   };
   EXPECT_EQ(gradients_with(Recompute::none), gradients_with(Recompute::block));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, RecomputeOn, ::testing::Values(ROWNORM_TEST_BACKENDS));
 
 }  // namespace
 }  // namespace rownorm

@@ -9,19 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "ops/open.h"
+#include "device.h"
 
 namespace rownorm {
 
 using Values = std::vector<double>;
 
-inline std::unique_ptr<Backend> make_backend(const std::string& name) {
-  return name == "reference" ? make_reference_backend() : make_cpu_backend();
-}
-
 class Bench {
  public:
-  explicit Bench(const std::string& name, const WorkspaceSizes& sizes = largest) : backend_(make_backend(name)) {
+  explicit Bench(const std::string& name, const WorkspaceSizes& sizes = largest) : backend_(testing::open(name)) {
     backend_->set_workspace(zeros(DType::u8, {backend_->workspace_bytes(sizes)}), sizes);
   }
 
@@ -97,6 +93,6 @@ inline Values normals(std::int64_t n, unsigned seed, double deviation = 1) {
 }
 
 // Tests written once for every backend.
-class EveryBackend : public testing::TestWithParam<std::string> {};
+class EveryBackend : public ::testing::TestWithParam<std::string> {};
 
 }  // namespace rownorm

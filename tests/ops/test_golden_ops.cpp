@@ -291,7 +291,7 @@ TEST_P(GoldenOps, Muon) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GoldenOps, testing::Values("reference", "cpu"),
+INSTANTIATE_TEST_SUITE_P(Backends, GoldenOps, ::testing::Values(ROWNORM_TEST_BACKENDS),
                          [](const auto& backend) { return backend.param; });
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 // products, 1e-14) over h is about 1e-9.
 constexpr double step = 1e-5, tolerance = 1e-8;
 
-class Gradients : public testing::Test {
+class Gradients : public ::testing::Test {
  protected:
   Bench be{"reference"};
 

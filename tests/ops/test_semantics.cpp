@@ -396,7 +396,7 @@ TEST_P(Semantics, NonFiniteActivationsReachTheLoss) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Semantics, testing::Values("reference", "cpu"),
+INSTANTIATE_TEST_SUITE_P(Backends, Semantics, ::testing::Values(ROWNORM_TEST_BACKENDS),
                          [](const auto& backend) { return backend.param; });
 
 }  // namespace

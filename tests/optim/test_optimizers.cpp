@@ -26,7 +26,7 @@ struct Bench {
   UpdateControl control;
   std::unique_ptr<testing::Device> memory;
 
-  Bench(const std::string& device, std::int64_t rows, std::int64_t cols) : be(open_backend(device, "auto")) {
+  Bench(const std::string& device, std::int64_t rows, std::int64_t cols) : be(testing::open(device)) {
     WorkspaceSizes sizes;
     sizes.matrix_short = std::min(rows, cols);
     sizes.matrix_long = std::max(rows, cols);
@@ -150,7 +150,7 @@ TEST_P(Golden, AdamWOnTheEmbeddingIsDense) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values("reference", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Backends, Golden, ::testing::Values(ROWNORM_TEST_BACKENDS));
 
 // Muon away from its defaults against plain loops (the golden cases all have the defaults).
 TEST(Muon, MomentumNesterovAndStepsAreTheConfigs) {
@@ -311,11 +311,11 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
   m.width = 8;
   m.head_dim = 4;
   const auto comm = make_single_process();
-  for (const char* device : {"reference", "cpu"})
+  for (const char* device : {ROWNORM_TEST_BACKENDS})
     for (const auto algorithm : {Algorithm::muon, Algorithm::adamw, Algorithm::rownorm})
       for (const bool projected : {false, true}) {
         if (projected && algorithm != Algorithm::rownorm) continue;
-        const auto be = open_backend(device, "auto");
+        const auto be = testing::open(device);
         OptimizerConfig c;
         c.algorithm = algorithm;
         c.lr = 0.01;

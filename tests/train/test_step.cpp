@@ -33,7 +33,7 @@ class Step : public ::testing::TestWithParam<const char*> {
  protected:
   TemporaryFolder folder;
   Config config = parse_config(config_text, "test", {});
-  std::unique_ptr<Backend> be = open_backend(GetParam(), "auto");
+  std::unique_ptr<Backend> be = testing::open(GetParam());
   std::unique_ptr<Comm> comm = make_single_process();
   ShardSet shards{"train", write_bytes(folder / "t.bin", shard_bytes({0, 1, 2, 3, 4, 5, 6, 0, 3})).string(), 7};
   Training t;
@@ -126,7 +126,7 @@ TEST(Numbers, FiniteOfEveryDtype) {
   EXPECT_TRUE(all_finite(f64, DType::f64, 0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Step, ::testing::Values("cpu", "reference"),
+INSTANTIATE_TEST_SUITE_P(Backends, Step, ::testing::Values(ROWNORM_TEST_BACKENDS),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace

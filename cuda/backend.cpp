@@ -1,0 +1,214 @@
+// Construction, memory, transport and timing of the CUDA backend, and its matrix products.
+#include "cuda/backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#include "base/error.h"
+#include "ops/cuda_module.h"
+
+namespace rownorm::cuda {
+
+void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) fail(Exit::device, "[cuda] {}: {}", call, cudaGetErrorString(status));
+}
+
+namespace {
+
+// Without a driver the count is left as it was and an error returned.
+void require_device(int device) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) fail(Exit::device, "[cuda] no device: {}", cudaGetErrorString(status));
+  if (count == 0) fail(Exit::device, "[cuda] no device");
+  if (device < 0 || device >= count)
+    fail(Exit::device, "[cuda] no device {}: this machine has {}, one a rank is needed", device, count);
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const std::string& precision, int device)
+    : device_(device),
+      precision_(precision),
+      compute_(precision == "bf16" ? DType::bf16 : DType::f32),
+      multiply_(precision == "tf32" ? Multiply::tf32 : Multiply::f32) {
+  if (precision != "fp32" && precision != "tf32" && precision != "bf16")
+    fail(Exit::usage, "[precision] {}: not on device cuda, which has bf16, tf32, fp32", precision);
+  require_device(device);
+  check(cudaSetDevice(device), "cudaSetDevice");
+  check(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
+  if (properties_.major < 8)
+    fail(Exit::device, "[cuda] {}: compute capability {}.{}, at least 8.0 is needed", properties_.name,
+         properties_.major, properties_.minor);
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  products_ = std::make_unique<Products>(stream_);
+  void* staging = nullptr;
+  check(cudaMallocHost(&staging, 2 * staging_bytes), "cudaMallocHost");
+  staging_ = {staging, {cudaFreeHost}};
+  for (cudaEvent_t& event : staged_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+}
+
+CudaBackend::~CudaBackend() {
+  cudaStreamSynchronize(stream_);
+  for (const cudaEvent_t event : marks_) cudaEventDestroy(event);
+  for (const cudaEvent_t event : staged_)
+    if (event) cudaEventDestroy(event);
+  products_.reset();
+  cudaStreamDestroy(stream_);
+}
+
+std::string CudaBackend::description() const {
+  int runtime = 0;
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  return fmt::format("cuda: {}, compute capability {}.{}, {} SMs, {}, CUDA {}.{}, {}", properties_.name,
+                     properties_.major, properties_.minor, properties_.multiProcessorCount,
+                     human_bytes(static_cast<Index>(properties_.totalGlobalMem)), runtime / 1000, runtime % 1000 / 10,
+                     precision_);
+}
+
+// ---- memory ----
+
+Memory CudaBackend::allocate(Index bytes) {
+  std::size_t available = 0, total = 0;
+  check(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  void* memory = nullptr;
+  const auto size = static_cast<std::size_t>(std::max<Index>(bytes, 1));
+  if (bytes < 0 || size > available || cudaMalloc(&memory, size) != cudaSuccess) {
+    cudaGetLastError();  // a failed allocation is no failure of what comes after it
+    fail(Exit::device, "[memory] cuda: needs {} ({} bytes), {} of {} available on device {}", human_bytes(bytes), bytes,
+         human_bytes(static_cast<Index>(available)), human_bytes(static_cast<Index>(total)), device_);
+  }
+  Memory owned(memory, [](void* p) { cudaFree(p); });
+  check(cudaMemsetAsync(memory, 0, size, stream_), "cudaMemset");
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return owned;
+}
+
+Index CudaBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
+  if (sizes.heads > 0 && sizes.width / sizes.heads > max_head_dim)
+    fail(Exit::usage, "[attention] cuda: head_dim {}, at most {} is supported", sizes.width / sizes.heads,
+         max_head_dim);
+  Arena sums, logits, newton_schulz, diameter;
+  PartialSums{sums};
+  LogitsScratch(logits, compute_, std::max(sizes.tokens, sizes.panel), sizes.vocab, sizes.width);
+  NewtonSchulzScratch(newton_schulz, sizes.matrices, sizes.matrix_short, sizes.matrix_long);
+  if (sizes.diameter) DiameterScratch(diameter, sizes.vocab, sizes.width);
+  return Products::workspace_bytes + std::max({sums.bytes(), logits.bytes(), newton_schulz.bytes(), diameter.bytes()});
+}
+
+void CudaBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {
+  if (workspace.dtype != DType::u8 || workspace.bytes() < workspace_bytes(sizes))
+    throw std::logic_error(
+        fmt::format("[workspace] {}, expected at least {} u8", workspace.str(), workspace_bytes(sizes)));
+  workspace_ = workspace;
+  products_->set_workspace(workspace.data);
+}
+
+Arena CudaBackend::scratch() const {
+  return Arena(static_cast<char*>(workspace_.data) + Products::workspace_bytes,
+               workspace_.bytes() - Products::workspace_bytes);
+}
+
+// ---- transport: pageable memory of the host passes through two pinned halves, one filled while the other travels ----
+
+void CudaBackend::do_upload(Tensor to, const void* host) {
+  const Index bytes = to.bytes();
+  int half = 0;
+  for (Index begin = 0; begin < bytes; begin += staging_bytes, half = 1 - half) {
+    const auto part = static_cast<std::size_t>(std::min(staging_bytes, bytes - begin));
+    char* staged = static_cast<char*>(staging_.get()) + half * staging_bytes;
+    check(cudaEventSynchronize(staged_[half]), "cudaEventSynchronize");
+    std::memcpy(staged, static_cast<const char*>(host) + begin, part);
+    check(cudaMemcpyAsync(static_cast<char*>(to.data) + begin, staged, part, cudaMemcpyHostToDevice, stream_),
+          "cudaMemcpyAsync to the device");
+    check(cudaEventRecord(staged_[half], stream_), "cudaEventRecord");
+  }
+}
+
+void CudaBackend::do_download(void* host, Tensor from) {
+  const Index bytes = from.bytes();
+  const auto part = [bytes](Index begin) { return static_cast<std::size_t>(std::min(staging_bytes, bytes - begin)); };
+  const auto staged = [this](Index begin) {
+    return static_cast<char*>(staging_.get()) + begin / staging_bytes % 2 * staging_bytes;
+  };
+  const auto start = [&](Index begin) {
+    if (begin >= bytes) return;
+    check(cudaMemcpyAsync(staged(begin), static_cast<const char*>(from.data) + begin, part(begin),
+                          cudaMemcpyDeviceToHost, stream_),
+          "cudaMemcpyAsync from the device");
+    check(cudaEventRecord(staged_[begin / staging_bytes % 2], stream_), "cudaEventRecord");
+  };
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  start(0);
+  for (Index begin = 0; begin < bytes; begin += staging_bytes) {
+    start(begin + staging_bytes);
+    check(cudaEventSynchronize(staged_[begin / staging_bytes % 2]), "cudaEventSynchronize");
+    std::memcpy(static_cast<char*>(host) + begin, staged(begin), part(begin));
+  }
+}
+
+// ---- timing ----
+
+Index CudaBackend::mark() {
+  const auto slot = static_cast<std::size_t>(marked_ % most_marks);
+  if (slot == marks_.size()) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "cudaEventCreate");
+    marks_.push_back(event);
+  }
+  check(cudaEventRecord(marks_[slot], stream_), "cudaEventRecord");
+  return marked_++;
+}
+
+double CudaBackend::seconds_between(Index from, Index to) {
+  for (const Index mark : {from, to})
+    if (mark < 0 || mark >= marked_ || mark < marked_ - most_marks)
+      throw std::logic_error(fmt::format("[seconds_between] mark {} is none of the last {}", mark, most_marks));
+  const auto event = [this](Index mark) { return marks_[static_cast<std::size_t>(mark % most_marks)]; };
+  check(cudaEventSynchronize(event(to)), "cudaEventSynchronize");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, event(from), event(to)), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+// ---- linear maps: y = x w^T, dx = dy w, dw += dy^T x ----
+
+void CudaBackend::do_linear(Tensor y, Tensor x, Tensor w, bool accumulate) {
+  const Index N = x.dim(0), m = w.dim(0), k = w.dim(1);
+  products_->multiply(N, m, k, 1, {x.data, compute_, k}, {w.data, compute_, k, true}, accumulate ? 1 : 0,
+                      {y.data, compute_, m}, multiply_);
+}
+
+void CudaBackend::do_linear_input_grad(Tensor dx, Tensor dy, Tensor w) {
+  const Index N = dx.dim(0), m = w.dim(0), k = w.dim(1);
+  products_->multiply(N, k, m, 1, {dy.data, compute_, m}, {w.data, compute_, k}, 0, {dx.data, compute_, k}, multiply_);
+}
+
+void CudaBackend::do_linear_weight_grad(Tensor dw, Tensor dy, Tensor x) {
+  const Index N = x.dim(0), m = dw.dim(0), k = dw.dim(1);
+  products_->multiply(m, k, N, 1, {dy.data, compute_, m, true}, {x.data, compute_, k}, 1, {dw.data, DType::f32, k},
+                      multiply_);
+}
+
+}  // namespace rownorm::cuda
+
+// ---- the module (ops/cuda_module.h) ----
+
+extern "C" int rownorm_cuda_abi() { return rownorm::cuda_module_abi; }
+
+extern "C" rownorm::Backend* rownorm_cuda_backend(const char* precision, int local_rank, char* message,
+                                                  std::size_t size) {
+  try {
+    return new rownorm::cuda::CudaBackend(precision, local_rank);
+  } catch (const std::exception& error) {
+    const std::string what = error.what();  // the caller says "[cuda]"
+    const std::string prefix = "[cuda] ";
+    std::snprintf(message, size, "%s", what.c_str() + (what.starts_with(prefix) ? prefix.size() : 0));
+    return nullptr;
+  }
+}
