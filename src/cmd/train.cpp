@@ -415,6 +415,8 @@ int train(const TrainOptions& options, Comm& comm) {
 
   together(comm, [&] {
     run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size());
+    if (comm.size() > 1 && run.be->name() == "cuda")  // it needs NCCL: MPI reduces the host's memory
+      fail(Exit::device, "[ranks] device cuda: one process only so far, started as {}; use device cpu", comm.size());
     log_line(version_line());
     log_line(fmt::format("device: {}{}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : "",
                          comm.size() > 1 ? fmt::format("; {} ranks", comm.size()) : ""));
