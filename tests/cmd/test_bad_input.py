@@ -241,7 +241,7 @@ VALUES = [
     ("model.init_std", "-0.02", "-0.02"),
     ("model.init_std", "Infinity", '"Infinity"', "number"),
     ("model", "3", "3", "object"),
-    ("batch.micro_batch", "5", "5", "batch.sequences 12", "4 and 6"),
+    ("batch.micro_batch", "5", "5", "batch.sequences 12", " and 6 do"),  # 4 alone, 3 on two ranks
     ("batch.micro_batch", "13", "13", "12"),
     ("batch.micro_batch", "0", "0"),
     ("batch.sequences", "0", "0"),
