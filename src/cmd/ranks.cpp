@@ -1,6 +1,4 @@
 // Commands on several ranks.
-#include <algorithm>
-
 #include "base/error.h"
 #include "cmd/commands.h"
 #include "comm/comm.h"
@@ -36,8 +34,8 @@ int on_every_rank(const std::string& command, const std::function<int(Comm&)>& b
     log_error(fmt::format("{} (on rank {} of {})", error.what(), comm->rank(), comm->size()));
     comm->abort(static_cast<int>(error.code()));
   }
-  comm->all_gather(
-      "");  // mpirun ends the others as soon as one leaves with an error: none does before rank 0 has spoken
+  // mpirun ends the others as soon as one leaves with an error: none does before rank 0 has spoken.
+  comm->all_gather("");
   return code;
 }
 

@@ -282,7 +282,7 @@ void write_summary(const Run& run) {
 }
 
 // The signal by which ranks were asked to stop before the update just made or, of several ranks, the one before it: all
-// of them then know (DESIGN: the flag travels with the norm). 0: none.
+// of them then know (the flag travels with the gradient norm). 0: none.
 int agreed_stop_signal(Run& run) {
   if (run.comm.size() == 1) return stop_signal();
   const std::int64_t before = (run.state.update - 1) % 2;

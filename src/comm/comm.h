@@ -25,9 +25,9 @@ class Comm {
   virtual int local_rank() const = 0;  // among the ranks of this machine
   virtual int local_size() const = 0;
 
-  // In place on every rank; f64, f32, i32, bf16; sums are added in f64 in rank order and rounded once. Ordered like
-  // start_*: after what is enqueued, before what comes next. min and max are NaN where any rank's value is, as
-  // everywhere in the operations.
+  // In place on every rank; f64, f32, i32, bf16; sums are added in f64 in rank order, then rounded (bf16 by way of
+  // f32). Ordered like start_*: after what is enqueued, before what comes next. min and max are NaN where any rank's
+  // value is, as everywhere in the operations.
   virtual void all_reduce(Tensor t, Reduction how) = 0;
   // start_*: ordered after the work enqueued on the device so far, and may overlap what is enqueued next. After wait()
   // everything enqueued sees the result. The tensor may not be touched in between.

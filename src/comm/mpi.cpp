@@ -29,7 +29,7 @@ void check(int code, const char* what) {
   fail(Exit::device, "[mpi] {}: {}", what, text.data());
 }
 
-// combine(values): element i = how over the ranks r of values[r * n + i], written to `to`.
+// to[i] = the sum, minimum or maximum over the ranks r of gathered[r * n + i].
 template <class T, class Load, class Store>
 void combine(void* to, const std::byte* gathered, std::int64_t n, int ranks, Reduction how, Load load, Store store) {
   const T* values = reinterpret_cast<const T*>(gathered);
