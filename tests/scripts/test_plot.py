@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "plot.py"
+sys.path.insert(0, str(SCRIPT.parent))  # as when it is run
 MAIN = runpy.run_path(str(SCRIPT))["main"]
 LOSS, DIAMETER, HILBERT = "validation/loss", "diagnostics/lm_head_step/diameter_exact", "validation/hilbert_step/rms"
 TOKENS = 1000  # an update
@@ -188,6 +189,6 @@ def test_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: s
 
 def test_help_and_a_missing_package() -> None:
     assert "example\n  scripts/plot.py runs/" in run_script("--help").stdout
-    result = run_script("run", "--output", "figure.png", python=(sys.executable, "-S", "-I"))
+    result = run_script("run", "--output", "figure.png", python=(sys.executable, "-S", "-E"))
     assert result.returncode == 3
     assert result.stderr.startswith("[plot] matplotlib: not installed here; run scripts/setup.sh")
