@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import UnionType
 from typing import Any, NoReturn
 
 USAGE, DATA = 2, 3  # exit codes
@@ -50,6 +51,16 @@ def parse_object(path: Path, text: str, line: int = 1) -> Record:
 
 def read_object(path: Path) -> Record:
     return parse_object(path, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def member(path: Path, document: Record, keys: str, kind: type | UnionType, what: str) -> Any:  # noqa: ANN401
+    """`document` (read from `path`) at `a.b.c`. Error (exit 3): not there, or not `what`."""
+    value: Any = document
+    for key in keys.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, kind):
+        raise ScriptError(f"{path}: {keys} is {json.dumps(value)}, not {what}")
+    return value
 
 
 def read_lines(path: Path) -> list[Record]:

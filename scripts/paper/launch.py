@@ -134,16 +134,18 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
             if len(active) == jobs or asked:
                 break
             run = waiting.popleft()
-            if in_use(run):  # by another launcher, or by what a killed one has left, which is writing its checkpoint
+            if in_use(
+                run.folder
+            ):  # by another launcher, or by what a killed one has left, which is writing its checkpoint
                 if run not in waited_for:
                     say(f"{run.name}: in use by another process; waiting for it")
                     waited_for.add(run)
                 waiting.append(run)
                 continue
-            if is_finished(run):
+            if is_finished(run.folder):
                 say(f"{run.name}: finished meanwhile")
                 continue
-            update = state_of(run).update
+            update = state_of(run.folder).update
             command = plan.command(run)
             with log_of(plan.matrix, run).open("ab") as log:
                 process = subprocess.Popen(
@@ -164,7 +166,7 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
             if status is None:
                 continue
             del active[run]
-            state = state_of(run)
+            state = state_of(run.folder)
             if status == 0:
                 loss = f", {LOSS} {state.loss:.4f}" if state.loss is not None else ""
                 say(f"{run.name}: {state.word} in {duration(time.monotonic() - started)}{loss}")
@@ -285,10 +287,10 @@ def submit(plan: Plan, runs: list[Run], options: list[str], dry: bool) -> int:
 def launch(plan: Plan, runs: list[Run], runner: str, jobs: int, slurm_options: list[str], dry: bool) -> int:
     left = []
     for run in runs:
-        if is_finished(run):
+        if is_finished(run.folder):
             say(f"{run.name}: finished already")
             continue
-        if not dry and (state := state_of(run)).word == FAILED:
+        if not dry and (state := state_of(run.folder)).word == FAILED:
             report_failure(plan.matrix, run, f"failed before ({state.error}), starting it again")
         left.append(run)
     if not left:

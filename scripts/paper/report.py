@@ -15,6 +15,7 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: .6rem 0 1.4rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }
+td:first-child { white-space: nowrap; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem; }
 .figures img { width: 100%; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; font-size: 12px; }

@@ -9,10 +9,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from history import DIAMETER, HILBERT, LOSS, TOKENS, UPDATE, Record, ScriptError, read_lines, read_metrics, read_object
+from history import (
+    DIAMETER,
+    HILBERT,
+    LOSS,
+    TOKENS,
+    UPDATE,
+    Record,
+    ScriptError,
+    member,
+    read_lines,
+    read_metrics,
+    read_object,
+)
 
-from .matrix import Matrix, Run
-from .state import FINISHED, state_of
+from .matrix import Matrix, Run, read_commented_json
+from .state import FINISHED, read_provenance, state_of
 
 QUANTITIES = {"loss": LOSS, "diameter": DIAMETER, "hilbert": HILBERT}
 
@@ -52,13 +64,17 @@ def read_history(run: Run) -> History | None:
     records = read_metrics(path)
     if not records:
         return None
-    config, provenance = read_object(run.folder / "config.json"), read_object(run.folder / "run.json")
+    path_of_config = run.folder / "config.json"
+    config, provenance = read_object(path_of_config), read_provenance(run.folder)
+    key, intended = "optimizer.head.algorithm", read_commented_json(run.config)
     for name, is_, should in (
-        ("seed", config.get("seed"), run.seed),
-        ("optimizer.head.algorithm", config.get("optimizer", {}).get("head", {}).get("algorithm"), run.head),
+        ("seed", member(path_of_config, config, "seed", int, "a whole number"), run.seed),
+        (key, member(path_of_config, config, key, str, "a text"), member(run.config, intended, key, str, "a text")),
     ):
         if is_ != should:
-            raise ScriptError(f"{run.folder}: {name} is {json.dumps(is_)} in config.json, the matrix says {should}")
+            raise ScriptError(f"{path_of_config}: {name} is {json.dumps(is_)}, should be {json.dumps(should)}")
+    member(path_of_config, config, "optimizer.head.lr", int | float, "a number")
+    member(path_of_config, config, "model.width", int, "a whole number")
     check_updates(path, records)
     return History(run, records, config, provenance)
 
@@ -115,7 +131,7 @@ def check_distinct(histories: list[History]) -> None:
 def read_histories(matrix: Matrix, runs: list[Run]) -> Histories:
     finished, partial, notes = [], [], []
     for run in runs:
-        history, state = read_history(run), state_of(run)
+        history, state = read_history(run), state_of(run.folder)
         if history is None:
             notes.append(f"{run.name}: missing: no measurement in {run.folder}")
             continue
@@ -136,7 +152,10 @@ def read_histories(matrix: Matrix, runs: list[Run]) -> Histories:
         check_same_grid([history for history in finished + partial if history.run.scale == scale])
     check_distinct(finished)
     for scale in matrix.scales:
-        ends = {history.tokens: history.run for history in finished if history.run.scale == scale}
+        ends: dict[int, Run] = {}
+        for history in finished:
+            if history.run.scale == scale:
+                ends.setdefault(history.tokens, history.run)
         if len(ends) > 1:
             (a, first), (b, other), *_ = ends.items()
             raise ScriptError(f"{other.name}: mixed grid: ends at {b:,} tokens, {first.name} at {a:,}")
@@ -326,4 +345,4 @@ def label(row: Row, markup: Markup) -> str:
 
 
 def in_deviations(row: Row) -> str:
-    return f"{row.difference:+.1f}" if row.difference is not None else "-"
+    return f"{round(row.difference, 1) + 0.0:+.1f}" if row.difference is not None else "-"  # no -0.0

@@ -3,9 +3,10 @@
 import fcntl
 import math
 import os
+from pathlib import Path
 from typing import NamedTuple
 
-from history import LOSS, UPDATE, read_metrics, read_object
+from history import LOSS, UPDATE, Record, ScriptError, member, read_metrics, read_object
 
 from .matrix import Run
 
@@ -29,11 +30,11 @@ class State(NamedTuple):
     error: str = ""
 
 
-def in_use(run: Run) -> bool:
+def in_use(folder: Path) -> bool:
     """Whether a trainer holds the lock of the run's directory (flock; let go at once)."""
-    if not run.folder.is_dir():
+    if not folder.is_dir():
         return False
-    descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -43,28 +44,44 @@ def in_use(run: Run) -> bool:
     return False
 
 
-def is_finished(run: Run) -> bool:
-    summary = run.folder / "summary.json"
+def is_finished(folder: Path) -> bool:
+    summary = folder / "summary.json"
     return summary.exists() and read_object(summary).get("finished") is True
 
 
-def state_of(run: Run) -> State:
-    if not (run.folder / "run.json").exists():
-        return State(RUNNING if in_use(run) else WAITING)
-    provenance = read_object(run.folder / "run.json")
-    outcome = str(provenance["sessions"][-1]["outcome"])
-    metrics = run.folder / "metrics.jsonl"
+def read_provenance(folder: Path) -> Record:
+    """run.json, with what the scripts use of it."""
+    path = folder / "run.json"
+    provenance = read_object(path)
+    for key in ("parameters", "updates"):
+        member(path, provenance, key, int, "a whole number")
+    member(path, provenance, "dataset", dict, "an object")
+    for session in member(path, provenance, "sessions", list, "a list"):
+        for key in ("program", "device", "start", "outcome"):
+            member(path, session, key, str, "a text")
+    if not provenance["sessions"]:
+        raise ScriptError(f"{path}: sessions is empty")
+    return provenance
+
+
+def state_of(folder: Path) -> State:
+    if not (folder / "run.json").exists():
+        return State(RUNNING if in_use(folder) else WAITING)
+    provenance = read_provenance(folder)
+    outcome = provenance["sessions"][-1]["outcome"]
+    metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
 
     def latest(key: str) -> float | None:
-        return next((record[key] for record in reversed(records) if key in record), None)
+        numbers = (record[key] for record in reversed(records) if isinstance(record.get(key), int | float))
+        return next(numbers, None)
 
-    update, updates = int(records[-1].get(UPDATE, 0)) if records else 0, int(provenance["updates"])
+    update, updates = int(latest(UPDATE) or 0), provenance["updates"]
     pace, word, error = latest("performance/seconds_per_update"), INTERRUPTED, ""
-    if is_finished(run):
+    if is_finished(folder):
         word = FINISHED
     elif outcome == "running":  # or killed
-        word = RUNNING if in_use(run) else INTERRUPTED
+        word = RUNNING if in_use(folder) else INTERRUPTED
     elif outcome.startswith("stopped at"):
         word = STOPPED
     elif not outcome.startswith("stopped by"):
@@ -99,7 +116,7 @@ def duration(seconds: float | None) -> str:
 def print_status(runs: list[Run]) -> None:
     rows: list[tuple[str, ...]] = [("run", "state", "update", "loss", "tokens/s", "time left")]
     for run in runs:
-        state = state_of(run)
+        state = state_of(run.folder)
         total = f"{state.updates:,}" if state.updates is not None else "-"
         loss = f"{state.loss:.4f}" if state.loss is not None else "-"
         pace = f"{state.tokens_per_second:,.0f}" if state.tokens_per_second is not None else "-"
