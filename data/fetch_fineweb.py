@@ -27,8 +27,9 @@ NETWORK = 5  # exit code
 EPILOG = f"""\
 Fetches {VALIDATION} and the first N training shards, 200 MB each, from the Hugging Face dataset {REPOSITORY},
 several at a time. Every file's size and header are checked before it gets its name; what is there already and whole is
-kept, so that an interrupted fetch goes on where it was. Ends with dataset.json: names, sizes and digests of headers, as
-a run's run.json carries them under "dataset". Needs xxhash and, without --from or --verify, huggingface_hub (.venv).
+kept, so that an interrupted fetch goes on with the first shard that is not whole. Ends with dataset.json: names, sizes
+and digests of headers, as a run's run.json carries them under "dataset". Needs xxhash and, without --from or --verify,
+huggingface_hub (both in .venv).
 
 examples
   data/fetch_fineweb.py                         all {PAPER_SHARDS} + 1 shards of the paper, 178 GB
@@ -146,7 +147,7 @@ def hub_source(names: list[str]) -> tuple[dict[str, int], Callable[[str, Path], 
         raise PrepareError(f"{REPOSITORY}: has no {absent}; fetch fewer with --shards")
 
     def bring(name: str, folder: Path) -> Path:
-        # Goes on with what an interrupted download left in the folder's .cache.
+        # Tries again from where it broke off, five times; a later start fetches the file anew.
         return Path(attempt(name, lambda: hub.hf_hub_download(REPOSITORY, name, repo_type="dataset", local_dir=folder)))
 
     return {name: sizes[name] for name in names}, bring
@@ -168,8 +169,9 @@ def fetch(output: Path, shards: int, mirror: Path | None, jobs: int) -> None:
         )
     say(f"{len(names) - len(missing)} of {len(names)} shards are there; {needed / 1e9:.1f} GB to fetch")
     partial = output / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a fetch that was killed
     if missing:
-        partial.mkdir(exist_ok=True)
+        partial.mkdir()
         progress = Progress("fetching", needed, "fetch")
 
         def fetch_one(name: str) -> str:
@@ -254,7 +256,7 @@ def run(arguments: list[str]) -> None:
 
 
 def stop(number: int, _: object) -> None:
-    """At once, without waiting for the threads: what they have so far is kept for the next start."""
+    """At once, without waiting for the threads: what they were fetching has no final name yet."""
     say("interrupted; start again to go on")
     os._exit(128 + number)
 

@@ -216,7 +216,7 @@ def test_mpirun(matrix: Path) -> None:
 # ---- Slurm
 
 SBATCH = """#!/usr/bin/env python3
-\"\"\"Runs the tasks of the array one after the other, again and again while they are requeued. If a file `preempt` names
+\"\"\"Runs the tasks of the array one after the other, again while they are requeued. If a file `preempt` names
 a run's metrics, the first task that writes them gets SIGUSR1, to the batch shell alone, as --signal=B:USR1 says.\"\"\"
 import os, signal, subprocess, sys, time
 from pathlib import Path
