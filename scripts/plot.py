@@ -191,9 +191,9 @@ def draw_panel(panel: Axes, curves: list[Curve], key: str, label: str, last: int
         inset.remove()
 
 
-def add_legend(figure: Figure, panel: Axes) -> None:
+def add_legend(figure: Figure, panel: Axes, columns: int = 4) -> None:
     handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
 
 
 def draw(runs: list[Run], title: str | None) -> Figure:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from history import DIAMETER, HILBERT, LOSS, Record
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from plot import COLOURS, OTHER_COLOURS, PANELS, Curve, add_legend, draw_panel, set_style
@@ -13,29 +14,31 @@ from .matrix import Matrix, Run
 from .results import Histories
 
 STEMS = {LOSS: "loss", DIAMETER: "diameter", HILBERT: "hilbert"}
+TITLE_SIZE = 9
 # No date and fixed ids: the same histories give the same bytes.
 METADATA = {"pdf": {"CreationDate": None, "ModDate": None}, "svg": {"Date": None}}
 
 
 def curves_of(
     matrix: Matrix, runs: list[Run], histories: Histories, exported: dict[Run, list[Record]], scale: str
-) -> list[Curve]:
+) -> tuple[list[Curve], str]:
     """The mean of the finished runs of each head (where none is finished: of those that go on, as far as all of them
-    are), and over it, dashed and darker, that of the published histories."""
+    are), and over it, dashed and darker, that of the published histories. Also a title, which says where seeds are
+    wanting."""
     others = [head for head in matrix.heads if head not in COLOURS]
     colours = COLOURS | {head: OTHER_COLOURS[i % len(OTHER_COLOURS)] for i, head in enumerate(others)}
-    curves = []
+    curves, published, counts = [], [], []
     for head in matrix.heads:
         members = [run for run in runs if (run.scale, run.head) == (scale, head)]
         found = histories.of(scale, head) or [history for history in histories.partial if history.run in members]
         if found:
-            count = "" if len(found) == len(members) else f" ({len(found)} of {len(members)} seeds)"
-            curves.append(Curve(head + count, colours[head], "-", [history.records for history in found]))
-    for head in matrix.heads:
-        published = [records for run, records in exported.items() if (run.scale, run.head) == (scale, head)]
-        if published:
-            curves.append(Curve(f"{head}, published", f"C{3 if head == 'adamw' else 5}", "--", published))
-    return curves
+            curves.append(Curve(head, colours[head], "-", [history.records for history in found]))
+        if len(found) < len(members):
+            counts.append(f"{head} {len(found)} of {len(members)} seeds")
+        if theirs := [exported[run] for run in members if run in exported]:
+            dark = tuple(0.45 * channel for channel in to_rgb(colours[head]))
+            published.append(Curve(f"{head}, published", to_hex(dark), "--", theirs))
+    return curves + published, f"{scale} ({', '.join(counts)})" if counts else scale
 
 
 def figures(
@@ -52,17 +55,17 @@ def figures(
     rows = overview.subplots(len(scales), len(PANELS), squeeze=False)
     labelled = None
     for scale, row in zip(scales, rows, strict=True):
-        curves = curves_of(matrix, runs, histories, exported, scale)
+        curves, title = curves_of(matrix, runs, histories, exported, scale)
         last = max([1, *(records[-1]["progress/tokens"] for curve in curves for records in curve.histories)])
         for panel, (key, label) in zip(row, PANELS, strict=True):
             draw_panel(panel, curves, key, label, last)
-            panel.set_title(scale)
+            panel.set_title(title, fontsize=TITLE_SIZE)
             figure = Figure(figsize=(4.2, 3.4), dpi=200, layout="constrained")
             single = figure.subplots()
             draw_panel(single, curves, key, label, last)
-            single.set_title(scale)
+            single.set_title(title, fontsize=TITLE_SIZE)
             if curves:
-                add_legend(figure, single)
+                add_legend(figure, single, columns=2)
                 labelled = labelled or row[0]
             drawn[f"{scale}-{STEMS[key]}"] = figure
     if labelled is not None:

@@ -233,7 +233,7 @@ def test_from_the_hub(hub: tuple[str, list[str], list[tuple[str, str]]], mirror:
     assert line == "[fetch] kjj0/fineweb100B-gpt2: has no fineweb_train_000005.bin; fetch fewer with --shards"
     environment["HF_ENDPOINT"] += "/elsewhere"
     line = error_of(fetch("--output", output, "--shards", 4, **environment), 5)
-    assert "[fetch] kjj0/fineweb100B-gpt2: RepositoryNotFoundError: 404" in line
+    assert "[fetch] kjj0/fineweb100B-gpt2: RemoteEntryNotFoundError: 404 " in line
     assert line.endswith("; start again to go on")
 
 
