@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,12 @@ class Parser(argparse.ArgumentParser):
 def run_main(name: str, action: Callable[[], int | None]) -> int:
     """The exit code of a script; an error is one line on stderr."""
     try:
-        return action() or 0
+        code = action() or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ScriptError as error:
         print(f"[{name}] {error}", file=sys.stderr)
         return error.code

@@ -3,7 +3,6 @@
 tables and figures."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -223,11 +222,7 @@ def main(arguments: list[str]) -> int:
             matrix = matrix._replace(folder=options.runs.resolve())
         return options.action(options, matrix, select(matrix, options.only))
 
-    try:
-        return run_main("paper", act)
-    except BrokenPipeError:  # `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run_main("paper", act)
 
 
 if __name__ == "__main__":

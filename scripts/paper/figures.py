@@ -36,8 +36,9 @@ def curves_of(
         if len(found) < len(members):
             counts.append(f"{head} {len(found)} of {len(members)} seeds")
         if theirs := [exported[run] for run in members if run in exported]:
-            dark = tuple(0.45 * channel for channel in to_rgb(colours[head]))
-            published.append(Curve(f"{head}, published", to_hex(dark), "--", theirs))
+            red, green, blue = to_rgb(colours[head])
+            dark = to_hex((0.45 * red, 0.45 * green, 0.45 * blue))
+            published.append(Curve(f"{head}, published", dark, "--", theirs))
     return curves + published, f"{scale} ({', '.join(counts)})" if counts else scale
 
 

@@ -196,7 +196,7 @@ def slurm_script(plan: Plan) -> str:
     cases = []
     for run in runs:
         words = " ".join(map(quote, plan.command(run)))
-        cases.append(f"  {run.index}) log={quote(str(log_of(matrix, run)))}\n     run=({words}) ;;\n")
+        cases.append(f"  {run.number}) log={quote(str(log_of(matrix, run)))}\n     run=({words}) ;;\n")
     return f"""#!/bin/bash
 # Made by scripts/paper.py launch --runner slurm for {matrix.path}
 # One run a task, on one node for 24 hours as in the paper. Options on sbatch's command line come first.
@@ -263,13 +263,13 @@ def submit(plan: Plan, runs: list[Run], options: list[str], dry: bool) -> int:
     matrix = plan.matrix
     queued = set() if dry else queued_tasks(matrix)
     for run in runs:
-        if run.index in queued:
+        if run.number in queued:
             say(f"{run.name}: queued already")
-    left = [run for run in runs if run.index not in queued]
+    left = [run for run in runs if run.number not in queued]
     if not left:
         return 0
     path = matrix.folder / "launch.slurm"
-    array = ",".join(str(run.index) for run in left)
+    array = ",".join(str(run.number) for run in left)
     command = ["sbatch", f"--array={array}", *options, str(path)]
     if dry:
         print(f"{slurm_script(plan)}\n{shlex.join(command)}")

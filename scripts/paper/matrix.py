@@ -28,7 +28,7 @@ class Data(NamedTuple):
 
 
 class Run(NamedTuple):
-    index: int  # in the whole matrix, whatever is selected
+    number: int  # in the whole matrix, whatever is selected
     scale: str
     head: str
     seed: int
@@ -60,6 +60,11 @@ class Matrix(NamedTuple):
         ]
 
 
+def without_comments(text: str) -> str:
+    """JSON without its `//` comments; what looks like one inside a string stays."""
+    return re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*', lambda match: match[1] or "", text)
+
+
 def read_commented_json(path: Path) -> dict[str, Any]:
     """A JSON object with `//` comments, as rownorm's configs are; a key given twice is an error."""
 
@@ -70,9 +75,8 @@ def read_commented_json(path: Path) -> dict[str, Any]:
         return dict(pairs)
 
     text = path.read_text(encoding="utf-8", errors="replace")
-    text = re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*', lambda match: match[1] or "", text)
     try:
-        value = json.loads(text, object_pairs_hook=unique)
+        value = json.loads(without_comments(text), object_pairs_hook=unique)
     except ValueError as error:
         raise ScriptError(f"{path}: not JSON ({error})", USAGE) from None
     if not isinstance(value, dict):

@@ -29,7 +29,7 @@ def dry_run(exe: Path, matrix: Matrix, run: Run, ranks: int, overrides: list[str
     """What `rownorm train --dry-run` prints, by its first column. It learns the number of ranks from a launcher's
     environment, so that memory is that of one rank."""
     environment = os.environ | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(ranks)}
-    command = [exe, *train_arguments(matrix, run, overrides), "--dry-run"]
+    command = [str(exe), *train_arguments(matrix, run, overrides), "--dry-run"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         line = done.stderr.rstrip().rsplit("\n", 1)[-1]

@@ -23,7 +23,7 @@ from history import (
     read_object,
 )
 
-from .matrix import Matrix, Run, read_commented_json
+from .matrix import Matrix, Run, read_commented_json, without_comments
 from .state import FINISHED, read_provenance, state_of
 
 QUANTITIES = {"loss": LOSS, "diameter": DIAMETER, "hilbert": HILBERT}
@@ -81,14 +81,14 @@ def read_history(run: Run) -> History | None:
 
 def check_updates(path: Path, records: list[Record]) -> None:
     """Each update once and in order, tokens in proportion, every measurement finite."""
-    before, rate = -1, None
+    before, rate = -1, 0.0
     for number, record in enumerate(records, 1):
         update, tokens = record.get(UPDATE), record[TOKENS]
         if not isinstance(update, int):
             raise ScriptError(f"{path}:{number}: without a {UPDATE} that is a whole number")
         if update <= before:
             raise ScriptError(f"{path}:{number}: duplicated: update {update} after update {before}")
-        if update > 0 and rate is None:
+        if update > 0 and not rate:
             rate = tokens / update
         if update > 0 and tokens != update * rate:
             raise ScriptError(
@@ -176,19 +176,22 @@ def read_exported(folder: Path, runs: list[Run]) -> dict[Run, list[Record]]:
             continue
         rows: dict[int, Record] = {}
         for number, line in enumerate(read_lines(path), 1):
-            known = {key: line.get(key) for key in (TOKENS, *QUANTITIES.values())}
-            known = {key: value for key, value in known.items() if value is not None and value == value}  # NaN != NaN
-            if wrong := next((key for key, value in known.items() if not isinstance(value, int | float)), None):
-                raise ScriptError(f"{path}:{number}: {wrong} is {json.dumps(known[wrong])}, not a number")
-            if known.keys().isdisjoint(QUANTITIES.values()):  # nothing that is drawn
+            # Not null, and not NaN, which differs from itself.
+            row = {key: line[key] for key in (TOKENS, *QUANTITIES.values()) if line.get(key) is not None}
+            row = {key: value for key, value in row.items() if value == value}
+            bad = (key for key, value in row.items() if not isinstance(value, int | float) or math.isinf(value))
+            if wrong := next(bad, None):
+                raise ScriptError(f"{path}:{number}: {wrong} is {json.dumps(row[wrong])}, not a number")
+            if row.keys().isdisjoint(QUANTITIES.values()):  # nothing that is drawn
                 continue
-            if TOKENS not in known or known[TOKENS] != int(known[TOKENS]):
+            tokens = int(row.get(TOKENS, -1))
+            if row.get(TOKENS) != tokens:
                 raise ScriptError(f"{path}:{number}: without a {TOKENS} that is a whole number")
-            known[TOKENS] = int(known[TOKENS])
-            merged = rows.setdefault(known[TOKENS], {})
-            if twice := next((key for key, value in known.items() if merged.get(key, value) != value), None):
-                raise ScriptError(f"{path}:{number}: duplicated: another {twice} at {known[TOKENS]:,} tokens before")
-            merged |= known
+            row[TOKENS] = tokens
+            merged = rows.setdefault(tokens, {})
+            if twice := next((key for key, value in row.items() if merged.get(key, value) != value), None):
+                raise ScriptError(f"{path}:{number}: duplicated: another {twice} at {tokens:,} tokens before")
+            merged |= row
         if not rows:
             raise ScriptError(f"{path}: no row with {TOKENS} and one of {', '.join(QUANTITIES.values())}")
         exported[run] = [rows[tokens] for tokens in sorted(rows)]
@@ -211,27 +214,35 @@ def read_published(matrix: Matrix) -> dict[str, Any]:
     """`values`, `loss_difference`, `ratios` and their section; empty where the matrix names no file."""
     if matrix.published is None:
         return {}
-    text = matrix.published.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
+    text = without_comments(matrix.published.read_text(encoding="utf-8", errors="replace"))
     try:
-        return json.loads("\n".join(lines), parse_float=Decimal)
+        published = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     except ValueError as error:
         raise ScriptError(f"{matrix.published}: not JSON ({error})") from None
+    if not isinstance(published, dict):
+        raise ScriptError(f"{matrix.published}: not a JSON object")
+    return published
 
 
 def published_value(published: dict[str, Any], *keys: str) -> Value | None:
     place: Any = published
     for key in keys:
         place = place.get(key) if isinstance(place, dict) else None
-    return Value(*place) if place is not None else None
+    if place is None:
+        return None
+    if not isinstance(place, list) or [type(number) for number in place] != [Decimal, Decimal] or place[1] <= 0:
+        raise ScriptError(f"published value {'.'.join(keys)}: not [mean, deviation], two numbers, the second above 0")
+    return Value(*place)
 
 
 def published_ratio(published: dict[str, Any], scale: str, quantity: str) -> Value | None:
     """Its deviation is not printed: that of a quotient of two independent means, to first order,
     (a/b)^2 ((s_a/a)^2 + (s_b/b)^2), from the two printed deviations."""
-    ratio = published.get("ratios", {}).get(scale, {}).get(quantity)
+    ratio: Any = published
+    for key in ("ratios", scale, quantity):
+        ratio = ratio.get(key) if isinstance(ratio, dict) else None
     a, b = (published_value(published, "values", scale, head, quantity) for head in ("adamw", "rownorm"))
-    if ratio is None or a is None or b is None:
+    if not isinstance(ratio, Decimal) or a is None or b is None:
         return None
     relative = (a.deviation / a.mean) ** 2 + (b.deviation / b.mean) ** 2
     return Value(ratio, (ratio * relative.sqrt()).quantize(ratio))

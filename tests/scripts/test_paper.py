@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import fcntl
 import json
 import os
 import re
@@ -270,8 +271,6 @@ def test_status(study: Path, make_run: MakeRun) -> None:
         make_run(run_of(study, f"{head}-seed{seed}"), head, seed, ADAMW[0], reached=50, outcome=outcome)
     shutil.rmtree(run_of(study, "rownorm-seed2"))
     lock = os.open(run_of(study, "adamw-seed1"), os.O_RDONLY)
-    import fcntl
-
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         header, *lines = paper("status", "--matrix", study).stdout.splitlines()

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "plot.py"
-sys.path.insert(0, str(SCRIPT.parent))  # as when it is run
 MAIN = runpy.run_path(str(SCRIPT))["main"]
 LOSS, DIAMETER, HILBERT = "validation/loss", "diagnostics/lm_head_step/diameter_exact", "validation/hilbert_step/rms"
 TOKENS = 1000  # an update
