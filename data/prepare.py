@@ -86,25 +86,26 @@ class Split(NamedTuple):
     shards: list[str]
 
 
-def say(message: str) -> None:
-    print(f"[prepare] {message}", file=sys.stderr, flush=True)
+def say(message: str, program: str = "prepare") -> None:
+    print(f"[{program}] {message}", file=sys.stderr, flush=True)
 
 
 class Progress:
     """A bar on a terminal, a line at each quarter elsewhere."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done, self.bar = what, total, 0, sys.stderr.isatty()
+    def __init__(self, what: str, total: int, program: str = "prepare") -> None:
+        self.what, self.total, self.program = what, total, program
+        self.done, self.bar = 0, sys.stderr.isatty()
 
     def advance(self, amount: int) -> None:
         before, self.done = self.done, self.done + amount
         fraction = self.done / self.total
         if self.bar:
             bar, end = "#" * int(30 * fraction), "\n" if self.done == self.total else ""
-            line = f"\r[prepare] {self.what} [{bar:<30}] {fraction:4.0%} of {self.total / 1e6:.1f} MB"
+            line = f"\r[{self.program}] {self.what} [{bar:<30}] {fraction:4.0%} of {self.total / 1e6:.1f} MB"
             print(line, end=end, file=sys.stderr, flush=True)
         elif 4 * before // self.total != 4 * self.done // self.total:
-            say(f"{self.what}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB")
+            say(f"{self.what}: {self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB", self.program)
 
 
 # ---- documents

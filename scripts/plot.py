@@ -2,14 +2,27 @@
 """Plots validation loss, row diameter and Hilbert RMS of training runs, as the paper's figures do."""
 
 import argparse
-import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
+
+from history import (
+    DIAMETER,
+    HILBERT,
+    LOSS,
+    TOKENS,
+    Parser,
+    Record,
+    ScriptError,
+    points,
+    read_metrics,
+    read_object,
+    run_main,
+)
 
 try:
     import matplotlib as mpl
@@ -23,8 +36,6 @@ except ImportError:
     )
     sys.exit(3)
 
-USAGE, DATA = 2, 3  # exit codes
-LOSS, DIAMETER, HILBERT = "validation/loss", "diagnostics/lm_head_step/diameter_exact", "validation/hilbert_step/rms"
 PANELS = [
     (LOSS, "validation loss (nats a token)"),
     (DIAMETER, "row diameter $D(S_t)$ of the head's step"),
@@ -47,74 +58,35 @@ exit codes: 0 done; 2 usage; 3 data or file
 """
 
 
-class PlotError(Exception):
-    def __init__(self, message: str, code: int = DATA) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise PlotError(f"{message} (see --help)", USAGE)
-
-
 class Run(NamedTuple):
     name: str
     head: str
     settings: str  # the configuration without what may differ between the seeds of one experiment
-    records: list[dict[str, Any]]
-
-    def points(self, key: str) -> dict[int, float]:
-        """Training tokens -> value."""
-        return {record["progress/tokens"]: record[key] for record in self.records if key in record}
+    records: list[Record]
 
     def final(self, key: str) -> float | None:
-        return next(reversed(self.points(key).values()), None)
+        return next(reversed(points(self.records, key).values()), None)
 
     def last_quarter(self, key: str) -> float | None:
-        start = 0.75 * self.records[-1]["progress/tokens"]
-        values = [value for tokens, value in self.points(key).items() if tokens > start]
+        start = 0.75 * self.records[-1][TOKENS]
+        values = [value for tokens, value in points(self.records, key).items() if tokens > start]
         return median(values) if values else None
 
 
 # ---- reading
 
 
-def parse(path: Path, text: str, line: int) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise PlotError(f"{path}:{line}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise PlotError(f"{path}:{line}: not a JSON object")
-    return value
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = lines.pop()
-    records = [parse(path, text, number) for number, text in enumerate(lines, 1)]
-    with contextlib.suppress(PlotError):  # empty, or a record that a running or killed trainer has not finished
-        records.append(parse(path, last, len(lines) + 1))
-    for number, record in enumerate(records, 1):
-        if not isinstance(record.get("progress/tokens"), int):
-            raise PlotError(f"{path}:{number}: without a progress/tokens that is a whole number")
-        for key, _ in PANELS:
-            if key in record and not isinstance(record[key], int | float):
-                raise PlotError(f"{path}:{number}: {key} is {json.dumps(record[key])}, not a number")
-    if not any(key in record for record in records for key, _ in PANELS):
-        raise PlotError(f"{path}: {len(records)} records, none with {', '.join(key for key, _ in PANELS)}")
-    return records
-
-
 def read_run(name: str) -> Run:
     folder = Path(name)
     if not folder.is_dir():
-        raise PlotError(f"{folder}: no such folder, a run directory holds metrics.jsonl and config.json")
-    records = read_records(folder / "metrics.jsonl")
-    config: dict[str, Any] = {}
+        raise ScriptError(f"{folder}: no such folder, a run directory holds metrics.jsonl and config.json")
+    path = folder / "metrics.jsonl"
+    records = read_metrics(path)
+    if not any(key in record for record in records for key, _ in PANELS):
+        raise ScriptError(f"{path}: {len(records)} records, none with {', '.join(key for key, _ in PANELS)}")
+    config: Record = {}
     if (path := folder / "config.json").exists():
-        config = parse(path, path.read_text(encoding="utf-8", errors="replace"), 1)
+        config = read_object(path)
     run_name = str(config.get("name", folder.resolve().name))
     try:
         head = str(config["optimizer"]["head"]["algorithm"])
@@ -127,11 +99,18 @@ def read_run(name: str) -> Run:
 # ---- drawing
 
 
-def curve(runs: list[Run], key: str, positive: bool) -> tuple[list[int], list[float], list[float]]:
-    """Tokens, mean and sample standard deviation, where every run has a value (a positive one, for a log axis)."""
-    points = [run.points(key) for run in runs]
-    shared = sorted(set.intersection(*map(set, points)))
-    columns = {tokens: [run[tokens] for run in points] for tokens in shared}
+class Curve(NamedTuple):
+    label: str
+    colour: str
+    style: str
+    histories: list[list[Record]]  # of the seeds
+
+
+def curve(histories: Sequence[list[Record]], key: str, positive: bool) -> tuple[list[int], list[float], list[float]]:
+    """Tokens, mean and sample standard deviation, where every history has a value (a positive one, for a log axis)."""
+    values_at = [points(records, key) for records in histories]
+    shared = sorted(set.intersection(*map(set, values_at)))
+    columns = {tokens: [values[tokens] for values in values_at] for tokens in shared}
     columns = {
         tokens: values
         for tokens, values in columns.items()
@@ -148,8 +127,7 @@ def token_unit(tokens: int) -> tuple[float, str]:
     return 1, "training tokens"
 
 
-def group(runs: Iterable[Run]) -> list[tuple[str, str, str, list[Run]]]:
-    """Label, colour, line style and runs of each curve."""
+def group(runs: Iterable[Run]) -> list[Curve]:
     curves: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         curves.setdefault(run.head, {}).setdefault(run.settings, []).append(run)
@@ -160,59 +138,74 @@ def group(runs: Iterable[Run]) -> list[tuple[str, str, str, list[Run]]]:
         for index, members in enumerate(variants.values()):
             label = head if len(variants) == 1 else f"{head}, {members[0].name}"
             label += f" ({len(members)} runs)" if len(members) > 1 else ""
-            groups.append((label, colours[head], LINE_STYLES[index % len(LINE_STYLES)], members))
+            histories = [run.records for run in members]
+            groups.append(Curve(label, colours[head], LINE_STYLES[index % len(LINE_STYLES)], histories))
     return groups
 
 
-def draw(runs: list[Run], title: str | None) -> Figure:
+def set_style() -> None:
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
-    figure = Figure(
-        figsize=(12, 3.7), dpi=200, layout=ConstrainedLayoutEngine(wspace=0.06)
-    )  # without pyplot: Agg, no window
-    axes = figure.subplots(1, 3)
-    last = max(1, *(run.records[-1]["progress/tokens"] for run in runs))
+
+
+def draw_curves(panel: Axes, curves: list[Curve], key: str, unit: float, start: float, width: float) -> list[float]:
+    """From `start` tokens on: means, with a band of plus and minus one sample standard deviation; returns the means."""
+    drawn = []
+    for label, colour, style, histories in curves:
+        tokens, mean, deviation = curve(histories, key, positive=key != LOSS)
+        kept = [i for i, count in enumerate(tokens) if count >= start]
+        x, y, spread = [tokens[i] / unit for i in kept], [mean[i] for i in kept], [deviation[i] for i in kept]
+        marker = "o" if len(kept) == 1 else None
+        panel.plot(x, y, style, color=colour, linewidth=width, label=label, marker=marker, markersize=3)
+        if any(spread):
+            lower = [value - by if value > by else value for value, by in zip(y, spread, strict=True)]
+            upper = [value + by for value, by in zip(y, spread, strict=True)]
+            panel.fill_between(x, lower, upper, color=colour, alpha=0.2, linewidth=0)
+        drawn += y
+    return drawn
+
+
+def draw_panel(panel: Axes, curves: list[Curve], key: str, label: str, last: int) -> None:
+    """One quantity against training tokens up to `last`, as in the paper: the loss with its last third enlarged, the
+    others on a log axis."""
     unit, x_label = token_unit(last)
-    groups = group(runs)
-
-    def draw_curves(panel: Axes, key: str, start: float, width: float) -> list[float]:
-        values = []
-        for label, colour, style, members in groups:
-            tokens, mean, deviation = curve(members, key, positive=key != LOSS)
-            kept = [i for i, count in enumerate(tokens) if count >= start]
-            x, y, spread = [tokens[i] / unit for i in kept], [mean[i] for i in kept], [deviation[i] for i in kept]
-            marker = "o" if len(kept) == 1 else None
-            panel.plot(x, y, style, color=colour, linewidth=width, label=label, marker=marker, markersize=3)
-            if any(spread):
-                lower = [value - by if value > by else value for value, by in zip(y, spread, strict=True)]
-                upper = [value + by for value, by in zip(y, spread, strict=True)]
-                panel.fill_between(x, lower, upper, color=colour, alpha=0.2, linewidth=0)
-            values += y
-        return values
-
-    for panel, (key, label) in zip(axes, PANELS, strict=True):
-        values = draw_curves(panel, key, 0, 1.3)
-        panel.set(xlabel=x_label, ylabel=label, xlim=(0, 1.02 * last / unit))
-        panel.grid(alpha=0.25, linewidth=0.5)
-        if not values:
-            panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", color="grey")
-        elif key != LOSS:
-            panel.set_yscale("log")
-
+    values = draw_curves(panel, curves, key, unit, 0, 1.3)
+    panel.set(xlabel=x_label, ylabel=label, xlim=(0, 1.02 * last / unit))
+    panel.grid(alpha=0.25, linewidth=0.5)
+    if not values:
+        panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", color="grey")
+    elif key != LOSS:
+        panel.set_yscale("log")
+    if key != LOSS:
+        return
     # The curves fall steeply and then hardly differ: the free upper right corner shows the last third enlarged.
-    to_corner = axes[0].transScale + axes[0].transLimits  # data to fractions of the panel
+    to_corner = panel.transScale + panel.transLimits  # data to fractions of the panel
     corner_is_free = not any(
-        x > 0.38 and y > 0.38 for line in axes[0].lines for x, y in to_corner.transform(line.get_xydata())
+        x > 0.38 and y > 0.38 for line in panel.lines for x, y in to_corner.transform(line.get_xydata())
     )
-    inset = axes[0].inset_axes((0.45, 0.45, 0.53, 0.5))
-    if corner_is_free and len(draw_curves(inset, LOSS, 2 / 3 * last, 1.0)) > 2 * len(groups):
+    inset = panel.inset_axes((0.45, 0.45, 0.53, 0.5))
+    if corner_is_free and len(draw_curves(inset, curves, key, unit, 2 / 3 * last, 1.0)) > 2 * len(curves):
         inset.tick_params(labelsize=7)
         inset.grid(alpha=0.25, linewidth=0.5)
         inset.set_title("last third", fontsize=7, pad=2)
     else:
         inset.remove()
 
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+def add_legend(figure: Figure, panel: Axes, columns: int = 4) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+
+
+def draw(runs: list[Run], title: str | None) -> Figure:
+    set_style()
+    figure = Figure(
+        figsize=(12, 3.7), dpi=200, layout=ConstrainedLayoutEngine(wspace=0.06)
+    )  # without pyplot: Agg, no window
+    axes = figure.subplots(1, 3)
+    last = max(1, *(run.records[-1][TOKENS] for run in runs))
+    for panel, (key, label) in zip(axes, PANELS, strict=True):
+        draw_panel(panel, group(runs), key, label, last)
+    add_legend(figure, axes[0])
     if title:
         figure.suptitle(title)
     return figure
@@ -230,7 +223,7 @@ def print_table(runs: list[Run]) -> None:
         ("run", "head", "tokens", "loss", "D", "Hilbert RMS", "D, median", "Hilbert RMS, median")
     ]
     for run in runs:
-        tokens = f"{run.records[-1]['progress/tokens']:,}"
+        tokens = f"{run.records[-1][TOKENS]:,}"
         steps = [number(value(key), ".4g") for value in (run.final, run.last_quarter) for key in (DIAMETER, HILBERT)]
         rows.append((run.name, run.head, tokens, number(run.final(LOSS), ".4f"), *steps))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -245,7 +238,7 @@ def print_comparison(runs: list[Run]) -> None:
     adamw, rownorm = ([run for run in runs if run.head == head] for head in ("adamw", "rownorm"))
     if not adamw or not rownorm:
         return
-    if len({run.records[-1]["progress/tokens"] for run in adamw + rownorm}) > 1:
+    if len({run.records[-1][TOKENS] for run in adamw + rownorm}) > 1:
         print("[plot] the runs end at different tokens, so their final values compare badly", file=sys.stderr)
     for title, value in (("final", Run.final), ("median of the last quarter", Run.last_quarter)):
         means = {}
@@ -287,15 +280,7 @@ def plot(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    try:
-        plot(arguments)
-    except PlotError as error:
-        print(f"[plot] {error}", file=sys.stderr)
-        return error.code
-    except OSError as error:
-        print(f"[plot] {error.filename or 'output'}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
-        return DATA
-    return 0
+    return run_main("plot", lambda: plot(arguments))
 
 
 if __name__ == "__main__":

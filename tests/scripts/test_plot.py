@@ -188,6 +188,6 @@ def test_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: s
 
 def test_help_and_a_missing_package() -> None:
     assert "example\n  scripts/plot.py runs/" in run_script("--help").stdout
-    result = run_script("run", "--output", "figure.png", python=(sys.executable, "-S", "-I"))
+    result = run_script("run", "--output", "figure.png", python=(sys.executable, "-S", "-E"))
     assert result.returncode == 3
     assert result.stderr.startswith("[plot] matplotlib: not installed here; run scripts/setup.sh")

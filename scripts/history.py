@@ -1,0 +1,96 @@
+"""What the scripts share: reading a run's metrics.jsonl, their errors and exit codes. Standard library only."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Any, NoReturn
+
+USAGE, DATA = 2, 3  # exit codes
+LOSS, DIAMETER, HILBERT = "validation/loss", "diagnostics/lm_head_step/diameter_exact", "validation/hilbert_step/rms"
+UPDATE, TOKENS = "progress/update", "progress/tokens"
+
+Record = dict[str, Any]
+
+
+class ScriptError(Exception):
+    def __init__(self, message: str, code: int = DATA) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ScriptError(f"{message} (see --help)", USAGE)
+
+
+def run_main(name: str, action: Callable[[], int | None]) -> int:
+    """The exit code of a script; an error is one line on stderr."""
+    try:
+        code = action() or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ScriptError as error:
+        print(f"[{name}] {error}", file=sys.stderr)
+        return error.code
+    except OSError as error:
+        print(f"[{name}] {error.filename or 'output'}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return DATA
+
+
+def parse_object(path: Path, text: str, line: int = 1) -> Record:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ScriptError(f"{path}:{line}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ScriptError(f"{path}:{line}: not a JSON object")
+    return value
+
+
+def read_object(path: Path) -> Record:
+    return parse_object(path, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def member(path: Path, document: Record, keys: str, kind: type | UnionType, what: str) -> Any:  # noqa: ANN401
+    """`document` (read from `path`) at `a.b.c`. Error (exit 3): not there, or not `what`."""
+    value: Any = document
+    for key in keys.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, kind):
+        raise ScriptError(f"{path}: {keys} is {json.dumps(value)}, not {what}")
+    return value
+
+
+def read_lines(path: Path) -> list[Record]:
+    """One object a line; a last line that a running or killed trainer has not finished is left out."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = lines.pop()
+    records = [parse_object(path, text, number) for number, text in enumerate(lines, 1)]
+    with contextlib.suppress(ScriptError):  # empty or unfinished
+        records.append(parse_object(path, last, len(lines) + 1))
+    return records
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of metrics.jsonl: each with whole `progress/tokens`, measurements that are numbers."""
+    records = read_lines(path)
+    for number, record in enumerate(records, 1):
+        if not isinstance(record.get(TOKENS), int):
+            raise ScriptError(f"{path}:{number}: without a {TOKENS} that is a whole number")
+        for key in (LOSS, DIAMETER, HILBERT):
+            if key in record and not isinstance(record[key], int | float):
+                raise ScriptError(f"{path}:{number}: {key} is {json.dumps(record[key])}, not a number")
+    return records
+
+
+def points(records: list[Record], key: str) -> dict[int, float]:
+    """Training tokens -> value."""
+    return {record[TOKENS]: record[key] for record in records if key in record}

@@ -1,0 +1,1 @@
+"""The commands of scripts/paper.py, one subject a module."""
