@@ -44,7 +44,12 @@ pack() {  # file
   ln -sf openblas-openmp/libopenblas.so "$stage/$lib/libopenblas.so"
   mkdir -p "$stage/$lib/pkgconfig"
   ln -sf ../openblas-openmp/pkgconfig/openblas.pc "$stage/$lib/pkgconfig/openblas.pc"
-  tar -C "$stage" -czf "$1.part" usr
+  # pytest is plain Python; NumPy is not, and has to be there.
+  mkdir "$stage/python"
+  for package in pytest _pytest pluggy iniconfig packaging pygments; do
+    cp -r .venv/lib/python3*/site-packages/$package "$stage/python" || die "--pack: .venv: no $package; run scripts/setup.sh"
+  done
+  tar -C "$stage" --exclude __pycache__ -czf "$1.part" usr python
   mv "$1.part" "$1"
   echo "[gpu_check] $1: $(du -h "$1" | cut -f1)"
 }
@@ -58,6 +63,7 @@ use_packed() {  # file
   export CMAKE_PREFIX_PATH="$prefix/usr" PKG_CONFIG_SYSROOT_DIR="$prefix"
   export PKG_CONFIG_PATH="$lib/pkgconfig:$prefix/usr/share/pkgconfig" PKG_CONFIG_LIBDIR="$lib/pkgconfig"
   export LD_LIBRARY_PATH="$lib:$lib/openblas-openmp${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  export PYTHONPATH="$prefix/python"
   export LIBRARY_PATH="$lib:$lib/openblas-openmp" CPATH="$prefix/usr/include"
   command -v pkg-config >/dev/null || PATH="$prefix/usr/bin:$PATH"
 }
