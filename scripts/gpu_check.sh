@@ -133,7 +133,7 @@ configure_and_build() {
     cmake --preset cuda
     cmake --build --preset cuda --target standin_rownorm cuda_tests
   else
-    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DROWNORM_CUDA=ON \
+    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DROWNORM_CUDA=ON -DROWNORM_TESTS=ON \
       -DCMAKE_CUDA_ARCHITECTURES="$architecture-real"
     cmake --build "$build" --target rownorm rownorm_cuda cuda_tests
   fi
