@@ -1,18 +1,22 @@
-// D(S) = max_{i<j} ||s_i - s_j||_2 (PAPER 1, 5): all pairs are screened in f32, and every pair that the screen's
-// rounding error leaves in doubt is evaluated in f64 on the stored values. What the screen drops cannot attain the
-// maximum, so the result is that of the full search in f64.
+// D(S) = max_{i<j} ||s_i - s_j||_2 (PAPER 1, 5): all pairs are screened by tensor cores, and every pair that the
+// screen's rounding error leaves in doubt is evaluated in f64 on the stored values. What the screen drops cannot attain
+// the maximum, so the result is that of the full search in f64.
 //
-// The screen. Let y_i = t (s_i - c), c the mean row, t the power of two that brings the largest radius R = max ||y_i||
-// into [1, 2); neither changes which pair is the largest. The largest distance found so far, times t, is L.
-//   (a) x_i is y_i rounded to f32: | ||x_p - x_q|| - ||y_p - y_q|| | <= 2 u R, u = 2^-24, so a pair with
-//       ||y_p - y_q|| >= L has ||x_p - x_q||^2 / 2 >= max(0, L - 2 u R)^2 / 2.
-//   (b) ||x_p - x_q||^2 / 2 = h_p + (h_q - x_p . x_q), h = ||x||^2 / 2. The product of d terms is summed in f32 in any
-//       order, with or without fused multiply-add: error at most gamma_d R^2, gamma_k = k u / (1 - k u) (Higham,
-//       Accuracy and Stability of Numerical Algorithms, 3.1). Rounding h_q <= R^2 / 2 to f32 and the subtraction in f32
-//       add less than 3 u R^2, and ||x|| <= (1 + u) R the rest of gamma_(d+8).
-// A pair is therefore a candidate unless fl(x_p . x_q) - fl(h_q) > h_p - max(0, L - 2 u R)^2 / 2 + gamma_(d+8) R^2, the
+// The screen. Let y_i = t (s_i - c), c the mean row, t the power of two that brings the largest radius max ||y_i|| into
+// [1, 2); neither changes which pair is the largest. The largest distance found so far, times t, is L.
+//   (a) x_i is y_i rounded to tf32, E the largest ||x_i - y_i||, which is computed: | ||x_p - x_q|| - ||y_p - y_q|| |
+//   <=
+//       2 E, so a pair with ||y_p - y_q|| >= L has ||x_p - x_q||^2 / 2 >= max(0, L - 2 E)^2 / 2.
+//   (b) ||x_p - x_q||^2 / 2 = h_p + (h_q - x_p . x_q), h = ||x||^2 / 2. Let R be the largest ||x||. Tensor cores
+//   multiply
+//       tf32 numbers exactly; they add n products to a sum with all of them shifted to the largest and cut off at 24
+//       bits or more (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021),
+//       an error of at most (n + 1) 2^-23 times the largest, which is at most R^2: for n >= 4 and d products in all
+//       less than d u R^2 with u = 2^-22. Sums in f32 without tensor cores are within that too. Rounding h_q <= R^2 / 2
+//       to f32 and the subtraction in f32 add less than u R^2.
+// A pair is therefore a candidate unless fl(x_p . x_q) - fl(h_q) > h_p - max(0, L - 2 E)^2 / 2 + (d + 8) u R^2, the
 // right side with its own f64 rounding added and rounded up to f32. Subnormal roundings, below d 2^-120 in all, are
-// added too; in (a) they vanish beside u R, since R >= 1.
+// added too; those of (a) are in E.
 #include <climits>
 #include <cmath>
 
@@ -41,6 +45,7 @@ struct State {
   std::int32_t from;  // the row that the walk is at
   double scale;       // t
   double radius;      // R
+  double error;       // E
   Pair best;
 };
 
@@ -121,23 +126,50 @@ __global__ void scale_kernel(State* state, const double* square, Index count) {
     }
   const double radius = most > 0 ? sqrt(most) : 1;
   state->scale = state->bad == INT_MAX ? ldexp(1.0, -ilogb(radius)) : 1;
-  state->radius = state->scale * radius;
   state->from = row;
 }
 
-// A warp a row: x = t (row - mean) in f32 and h = ||x||^2 / 2
-__global__ void centre_kernel(float* centred, double* half_square, const State* state, Rows s, const double* sum) {
+// The nearest number of 11 significant bits, ties away from zero.
+__device__ inline float to_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & ~0x1fffu); }
+
+// A warp a row: x = t (row - mean) in tf32, h = ||x||^2 / 2 and the square of what rounding left out.
+__global__ void centre_kernel(float* centred, double* half_square, double* left_out, const State* state, Rows s,
+                              const double* sum) {
   const Index row = static_cast<Index>(blockIdx.x) * warps + threadIdx.x / 32;
   if (row >= s.count) return;
-  double total = 0;
+  double total = 0, errors = 0;
   for (Index k = threadIdx.x % 32; k < s.width; k += 32) {
     const double mean = sum[k] / static_cast<double>(s.count);
-    const auto x = static_cast<float>(state->scale * (static_cast<double>(s.data[row * s.width + k]) - mean));
+    const double y = state->scale * (static_cast<double>(s.data[row * s.width + k]) - mean);
+    const float x = to_tf32(static_cast<float>(y));
     centred[row * s.width + k] = x;
     total += static_cast<double>(x) * static_cast<double>(x);
+    errors += (static_cast<double>(x) - y) * (static_cast<double>(x) - y);
   }
   total = warp_sum(total);
-  if (threadIdx.x % 32 == 0) half_square[row] = total / 2;
+  errors = warp_sum(errors);
+  if (threadIdx.x % 32 != 0) return;
+  half_square[row] = total / 2;
+  left_out[row] = errors;
+}
+
+// One block: R and E, a little larger than what was computed, for the rounding of that.
+__global__ void bounds_kernel(State* state, const double* half_square, const double* left_out, Index count) {
+  GPU_SHARED(double2, most, threads);
+  double half = 0, error = 0;
+  for (Index i = threadIdx.x; i < count; i += threads) {
+    half = fmax(half, half_square[i]);
+    error = fmax(error, left_out[i]);
+  }
+  most[threadIdx.x] = make_double2(half, error);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int other = 1; other < threads; ++other) {
+    half = fmax(half, most[other].x);
+    error = fmax(error, most[other].y);
+  }
+  state->radius = sqrt(2 * half) * (1 + 1e-6);
+  state->error = sqrt(error) * (1 + 1e-6);
 }
 
 // The farthest from the row that the walk is at, of the rows that a block's warps take.
@@ -166,16 +198,16 @@ __global__ void collect_kernel(State* state, const Pair* found, int count) {
 // q.
 __global__ void screen_kernel(Pair* found, const float* products, Index stride, const double* half_square,
                               const State* state, Rows s, Index first) {
-  constexpr double u = 0x1p-24;
-  const double k = static_cast<double>(s.width) + 8, gamma = k * u / (1 - k * u), underflow = k * 0x1p-120;
+  constexpr double u = 0x1p-22;
+  const double k = static_cast<double>(s.width) + 8, underflow = k * 0x1p-120;
   const double rounding = k * 0x1p-52;  // relative, of any sum of d squares in f64
   const Index p = blockIdx.x;
   const double h_p = half_square[first + p], radius = state->radius;
   Pair best = state->best;
   const auto limit = [&] {
     const double lower = state->scale * sqrt(best.square) * (1 - 2 * rounding);
-    const double below = fmax(0.0, lower - 2 * u * (1 + 1e-6) * radius);
-    return nextafterf(static_cast<float>(h_p - below * below / 2 + (gamma + rounding) * radius * radius + underflow),
+    const double below = fmax(0.0, lower - 2 * state->error);
+    return nextafterf(static_cast<float>(h_p - below * below / 2 + (k * u + rounding) * radius * radius + underflow),
                       INFINITY);
   };
   float highest = limit();
@@ -229,8 +261,10 @@ void CudaBackend::do_row_diameter(Tensor distance, Tensor pair, Tensor s, Index 
     do_column_sum(memory.sum, s);
     launch(radius_kernel, blocks, threads, state, pointer<double>(memory.square), rows, pointer<double>(memory.sum));
     launch(scale_kernel, 1, threads, state, pointer<double>(memory.square), V);
-    launch(centre_kernel, blocks, threads, pointer<float>(memory.centred), pointer<double>(memory.half_square), state,
-           rows, pointer<double>(memory.sum));
+    // From here on `square` holds what rounding left out of each row.
+    launch(centre_kernel, blocks, threads, pointer<float>(memory.centred), pointer<double>(memory.half_square),
+           pointer<double>(memory.square), state, rows, pointer<double>(memory.sum));
+    launch(bounds_kernel, 1, threads, state, pointer<double>(memory.half_square), pointer<double>(memory.square), V);
 
     // A good lower bound first: from the row farthest from the mean to the row farthest from it, and so on.
     const auto walkers = std::min<unsigned>(blocks, DiameterScratch::block);
@@ -246,7 +280,7 @@ void CudaBackend::do_row_diameter(Tensor distance, Tensor pair, Tensor s, Index 
       const Operand x{memory.centred.rows(begin, V).data, DType::f32, d},
           transposed{memory.centred.rows(begin, V).data, DType::f32, d, true};
       products_->multiply(count, V - begin, d, 1, x, transposed, 0, {memory.products.data, DType::f32, stride},
-                          Multiply::f32);
+                          Multiply::tf32);
       launch(screen_kernel, static_cast<unsigned>(count), threads, found, pointer<float>(memory.products), stride,
              pointer<double>(memory.half_square), state, rows, begin);
       collect(count);

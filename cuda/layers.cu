@@ -5,6 +5,7 @@ namespace rownorm::cuda {
 namespace {
 
 constexpr int threads = 256, warps = threads / 32;
+constexpr int ahead = 4;  // rows that a thread of embedding_backward reads at a time
 
 // ---- embedding: a block a token ----
 
@@ -38,16 +39,28 @@ __global__ void embedding_backward_kernel(float* dw, const std::int32_t* tokens,
     }
     if (mine) listed[before] = n;
     __syncthreads();
-    for (int k = 0; k < count; ++k) {
-      const Index row = listed[k];
-      float* to = dw + tokens[row] * d;
-      for (Index i = static_cast<Index>(threadIdx.x) * W; i < d; i += static_cast<Index>(threads) * W) {
-        float sum[W], x[W];
-        load(sum, to + i);
-        load(x, dy + row * d + i);
-        for (int j = 0; j < W; ++j) sum[j] += x[j];
-        store(to + i, sum);
+    for (Index i = static_cast<Index>(threadIdx.x) * W; i < d; i += static_cast<Index>(threads) * W) {
+      // A frequent token's rows come one after another: its sum stays in registers, and several rows are on their way.
+      Index at = -1;  // of the sum in dw
+      float sum[W] = {};
+      for (int k = 0; k < count; k += ahead) {
+        float x[ahead][W];
+        GPU_UNROLL
+        for (int a = 0; a < ahead; ++a)
+          if (k + a < count) load(x[a], dy + listed[k + a] * d + i);
+        GPU_UNROLL
+        for (int a = 0; a < ahead; ++a) {
+          if (k + a >= count) break;
+          const Index to = tokens[listed[k + a]] * d + i;
+          if (to != at) {
+            if (at >= 0) store(dw + at, sum);
+            load(sum, dw + to);
+            at = to;
+          }
+          for (int j = 0; j < W; ++j) sum[j] += x[a][j];
+        }
       }
+      if (at >= 0) store(dw + at, sum);
     }
     __syncthreads();  // before the list is written again
   }

@@ -15,12 +15,19 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 say() { printf '\n== %s\n' "$*"; }
 
+# With NVIDIA's compiler and a GPU that works: the CUDA backend too, which the configs' device "auto" then takes.
+preset=release options=()
+if command -v nvcc >/dev/null && capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then
+  preset=cuda
+  options=(-DROWNORM_CUDA_STANDIN=OFF -DCMAKE_CUDA_ARCHITECTURES="$(head -n 1 <<<"${capability//./}")-real")
+fi
+
 say "setup"
 scripts/setup.sh
 
-say "build"
-cmake --preset release >/dev/null
-cmake --build --preset release --target rownorm
+say "build ($preset)"
+cmake --preset "$preset" "${options[@]}" >/dev/null
+cmake --build --preset "$preset" --target rownorm
 
 say "text to shards"
 if [ -f data/quickstart/prepare.json ]; then
@@ -31,7 +38,7 @@ fi
 
 for head in adamw rownorm; do
   say "train: $head head"
-  build/release/rownorm train "configs/quickstart-$head.json" --resume
+  "build/$preset/rownorm" train "configs/quickstart-$head.json" --resume
 done
 
 say "picture"

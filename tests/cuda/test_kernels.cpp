@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -384,6 +385,29 @@ TEST_P(Kernels, Diameter) {
                 return std::vector<Tensor>{distance, pair};
               },
               {{1e-8, 0, 0}, {0, 0, 0}});
+}
+
+// Clusters at rows of a Hadamard matrix, all equally far apart: distances differ by less than what the screen's numbers
+// can hold.
+TEST_P(Kernels, DiameterAmongDistancesThatTheScreenCannotTellApart) {
+  std::mt19937 engine(3);
+  std::normal_distribution<double> normal;
+  for (int cloud = 0; cloud < 12; ++cloud) {
+    const Index V = 150, d = 64, clusters = 6 + cloud;
+    const double noise = std::pow(10.0, -3 - 0.1 * cloud);
+    Values values;
+    for (Index i = 0; i < V; ++i)
+      for (Index k = 0; k < d; ++k)
+        values.push_back(static_cast<float>(
+            (std::popcount(static_cast<std::uint64_t>((i % clusters + 1) & k)) % 2 ? -1 : 1) + noise * normal(engine)));
+    compare(fmt::format("noise {}", noise), {.width = d, .vocab = V, .diameter = true},
+            [&](Bench& be) {
+              const Tensor distance = be.scalar(NAN), pair = be.ids({-1, -1});
+              be->row_diameter(distance, pair, be.tensor(be.master(), {V, d}, values));
+              return std::vector<Tensor>{distance, pair};
+            },
+            {{1e-8, 0, 0}, {0, 0, 0}});
+  }
 }
 
 TEST_P(Kernels, MarksAreInTheOrderOfTheQueue) {
