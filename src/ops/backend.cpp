@@ -133,11 +133,11 @@ double Backend::seconds_between(std::int64_t from, std::int64_t to) { return sta
 // ---- transport ----
 
 Memory Backend::allocate_host(std::int64_t bytes) {
-  constexpr std::align_val_t alignment{Arena::alignment};
+  static constexpr std::align_val_t alignment{Arena::alignment};
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   void* memory = ::operator new(size, alignment);
   std::memset(memory, 0, size);
-  return Memory(memory, [alignment](void* p) { ::operator delete(p, alignment); });
+  return Memory(memory, [](void* p) { ::operator delete(p, alignment); });
 }
 
 void Backend::upload(Tensor to, const void* host) {
