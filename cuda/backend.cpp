@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 #include "base/error.h"
@@ -16,6 +17,14 @@ namespace rownorm::cuda {
 
 void check(cudaError_t status, const char* call) {
   if (status != cudaSuccess) fail(Exit::device, "[cuda] {}: {}", call, cudaGetErrorString(status));
+}
+
+unsigned grid_size(Index blocks) {
+  constexpr Index most = 0x7fffffff;  // gridDim.x (CUDA C++ Programming Guide, "Compute Capabilities")
+  if (blocks > most)
+    fail(Exit::device, "[cuda] a grid of {} blocks, at most {} are possible: a smaller micro-batch is needed", blocks,
+         most);
+  return static_cast<unsigned>(blocks);
 }
 
 namespace {
@@ -51,12 +60,15 @@ CudaBackend::CudaBackend(const std::string& precision, int device)
   check(cudaMallocHost(&staging, 2 * staging_bytes), "cudaMallocHost");
   staging_ = {staging, {cudaFreeHost}};
   for (cudaEvent_t& event : staged_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  for (cudaEvent_t& event : copied_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
 }
 
 CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   for (const cudaEvent_t event : marks_) cudaEventDestroy(event);
   for (const cudaEvent_t event : staged_)
+    if (event) cudaEventDestroy(event);
+  for (const cudaEvent_t event : copied_)
     if (event) cudaEventDestroy(event);
   products_.reset();
   cudaStreamDestroy(stream_);
@@ -87,6 +99,21 @@ Memory CudaBackend::allocate(Index bytes) {
   check(cudaMemsetAsync(memory, 0, size, stream_), "cudaMemset");
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   return owned;
+}
+
+Memory CudaBackend::allocate_host(Index bytes) {
+  void* memory = nullptr;
+  const auto size = static_cast<std::size_t>(std::max<Index>(bytes, 1));
+  if (bytes < 0 || cudaMallocHost(&memory, size) != cudaSuccess) {
+    cudaGetLastError();
+    fail(Exit::device, "[memory] cuda: needs {} ({} bytes) of pinned host memory, which cannot be had",
+         human_bytes(bytes), bytes);
+  }
+  std::memset(memory, 0, size);
+  return Memory(memory, [stream = stream_](void* p) {
+    cudaStreamSynchronize(stream);  // a copy may be under way, where an error ends a run
+    cudaFreeHost(p);
+  });
 }
 
 Index CudaBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
@@ -150,6 +177,29 @@ void CudaBackend::do_download(void* host, Tensor from) {
     check(cudaEventSynchronize(staged_[begin / staging_bytes % 2]), "cudaEventSynchronize");
     std::memcpy(static_cast<char*>(host) + begin, staged(begin), part(begin));
   }
+}
+
+CudaBackend::Ticket CudaBackend::copy_started() {
+  check(cudaEventRecord(copied_[copies_ % std::ssize(copied_)], stream_), "cudaEventRecord");
+  return copies_++;
+}
+
+CudaBackend::Ticket CudaBackend::do_start_upload(Tensor to, const void* host) {
+  check(cudaMemcpyAsync(to.data, host, static_cast<std::size_t>(to.bytes()), cudaMemcpyHostToDevice, stream_),
+        "cudaMemcpyAsync to the device");
+  return copy_started();
+}
+
+CudaBackend::Ticket CudaBackend::do_start_download(void* host, Tensor from) {
+  check(cudaMemcpyAsync(host, from.data, static_cast<std::size_t>(from.bytes()), cudaMemcpyDeviceToHost, stream_),
+        "cudaMemcpyAsync from the device");
+  return copy_started();
+}
+
+void CudaBackend::wait(Ticket ticket) {
+  if (ticket < 0 || ticket >= copies_)
+    throw std::logic_error(fmt::format("[wait] ticket {}, {} were given out", ticket, copies_));
+  check(cudaEventSynchronize(copied_[ticket % std::ssize(copied_)]), "cudaEventSynchronize");
 }
 
 // ---- timing ----

@@ -19,6 +19,9 @@ using Index = std::int64_t;
 // Error (exit 5) that names the call when a call of the CUDA runtime did not succeed.
 void check(cudaError_t status, const char* call);
 
+// The same number, if a grid may have so many blocks: then and only then does it fit. Error (exit 5).
+unsigned grid_size(Index blocks);
+
 inline constexpr Index max_head_dim = 128;  // of the attention kernels
 
 // Gives what cudaMalloc and its like gave back.
@@ -76,6 +79,8 @@ class CudaBackend final : public Backend {
   DType compute_dtype() const override { return compute_; }
   DType master_dtype() const override { return DType::f32; }
   Memory allocate(std::int64_t bytes) override;
+  Memory allocate_host(std::int64_t bytes) override;
+  void wait(Ticket ticket) override;
   std::int64_t workspace_bytes(const WorkspaceSizes& sizes) const override;
   void set_workspace(Tensor workspace, const WorkspaceSizes& sizes) override;
   std::int64_t mark() override;
@@ -85,6 +90,8 @@ class CudaBackend final : public Backend {
  protected:
   void do_upload(Tensor to, const void* host) override;
   void do_download(void* host, Tensor from) override;
+  Ticket do_start_upload(Tensor to, const void* host) override;
+  Ticket do_start_download(void* host, Tensor from) override;
   void do_copy(Tensor to, Tensor from) override;
   void do_fill(Tensor t, double value) override;
   void do_embedding(Tensor y, Tensor tokens, Tensor w) override;
@@ -137,6 +144,12 @@ class CudaBackend final : public Backend {
   static constexpr Index staging_bytes = Index{4} << 20;  // of a half
   std::unique_ptr<void, Release> staging_;
   cudaEvent_t staged_[2] = {};
+
+  // Of copies to and from pinned memory: number i records event i % their number, so that one used again is waited for
+  // too long, never too short.
+  Ticket copy_started();
+  cudaEvent_t copied_[16] = {};
+  Ticket copies_ = 0;
 
   static constexpr Index most_marks = 1 << 16;  // that can still be asked for; their events are used again
   std::vector<cudaEvent_t> marks_;

@@ -110,7 +110,8 @@ void for_elements(DType dtype, bool fits, Launch launch) {
   }
 }
 
-inline unsigned ceil_div(Index a, Index b) { return static_cast<unsigned>((a + b - 1) / b); }
+// Blocks for `count` items, `each` of them a block.
+inline unsigned ceil_div(Index count, Index each) { return grid_size((count + each - 1) / each); }
 
 // Blocks of a loop over `count` items by a stride of the whole grid: enough to fill any device.
 inline unsigned loop_blocks(Index count, Index threads) {

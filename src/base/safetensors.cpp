@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/bf16.h"
 #include "base/error.h"
 
 namespace rownorm {
@@ -180,9 +181,7 @@ bool convert_floats(const std::string& where, T* to, const SafetensorsFile::Entr
   if (entry.dtype == "F64") return convert<double>(to, entry.data, [](double x) { return x; });
   if (entry.dtype == "F32") return convert<float>(to, entry.data, [](float x) { return x; });
   if (entry.dtype == "F16") return convert<std::uint16_t>(to, entry.data, half_to_double);
-  if (entry.dtype == "BF16")
-    return convert<std::uint16_t>(to, entry.data,
-                                  [](std::uint16_t x) { return std::bit_cast<float>(std::uint32_t{x} << 16); });
+  if (entry.dtype == "BF16") return convert<std::uint16_t>(to, entry.data, from_bf16);
   fail(Exit::data, "{}: dtype is {}, expected F64, F32, F16 or BF16", where, entry.dtype);
 }
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,6 +26,7 @@
 #include "data/batches.h"
 #include "geometry/diameter.h"
 #include "ops/open.h"
+#include "train/batch_reader.h"
 #include "train/config.h"
 #include "train/log.h"
 #include "train/run_directory.h"
@@ -181,6 +183,7 @@ struct Bench {
   Memory memory, product_memory;
   Training t;
   Tensor probe;
+  std::unique_ptr<BatchReader> batches;
   Index update = 0;
 };
 
@@ -212,7 +215,7 @@ Bench make_bench(const Config& config) {
   log_line(version_line());
   log_line(fmt::format("device: {}", b.be->description()));
   const Index vocab = c.model.vocab_size;
-  b.train = std::make_unique<ShardSet>("train", synthetic_tokens(c, 0, c.batch.sequences), vocab);
+  b.train = std::make_unique<ShardSet>("train", synthetic_tokens(c, 0, c.batch.sequences), vocab);  // of one update
   if (c.evaluation.every > 0) {  // one micro-batch of it
     const Index sequences = std::min(c.batch.micro_batch, c.evaluation.tokens / c.model.context);
     b.validation = std::make_unique<ShardSet>("validation", synthetic_tokens(c, 1, sequences), vocab);
@@ -228,6 +231,9 @@ Bench make_bench(const Config& config) {
   upload_rope(*b.be, b.t.activations, c.model);
   initialize(*b.be, b.t.master, c.model, c.seed);
   copy(*b.be, b.t.weights, b.t.master);
+  b.batches = std::make_unique<BatchReader>(
+      *b.be, *b.train, TrainingOrder(c.seed, {b.train->tokens()}, c.model.context, c.batch.sequences), c, 0, 1, 1,
+      std::numeric_limits<Index>::max());
   return b;
 }
 
@@ -238,7 +244,7 @@ std::vector<Call> run_update_and_measurements(Bench& b, Round& round) {
   const Config& c = b.config;
   Recorder recorder(be);
   const Index begin = be.mark();
-  step(be, *b.comm, c, b.t, *b.train, Group{}, ++b.update, 1);
+  step(be, *b.comm, c, b.t, *b.batches, ++b.update, 1);
   const Index end = be.mark();
   round.seconds[Phase::gradients] = be.seconds_between(begin, recorder.gradients_whole);
   round.seconds[Phase::optimizer] = be.seconds_between(recorder.gradients_whole, end);

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -20,6 +21,7 @@
 #include "geometry/diameter.h"
 #include "ops/open.h"
 #include "optim/schedule.h"
+#include "train/batch_reader.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/log.h"
@@ -55,13 +57,23 @@ struct Run {
   RunState state;
   std::int64_t saved = 0;   // update of the newest checkpoint
   std::int64_t recent = 0;  // updates on the device that the host has not looked at
+  // How many ranks were asked to stop, copied from the device behind update u into element u % 2.
+  Memory asked;  // (2) f64 of the host
+  std::array<std::optional<Backend::Ticket>, 2> asked_copied;
 
   // What is written: by rank 0 alone, empty elsewhere.
   std::optional<RunDirectory> directory;
   std::optional<MetricsFile> metrics;
   std::optional<Provenance> provenance;
   bool writes() const { return comm.rank() == 0; }
+
+  std::optional<BatchReader> batches;  // last: it uses much of the above
 };
+
+// Reads the batches of these updates from now on.
+void read_batches(Run& run, std::int64_t first, std::int64_t last) {
+  run.batches.emplace(*run.be, *run.train, *run.order, run.config, run.comm.rank(), run.comm.size(), first, last);
+}
 
 // All ranks must have been started alike: the first key, at any depth, in which rank 0's document and another's differ,
 // "" for none.
@@ -128,6 +140,7 @@ void plan_memory(Run& run) {
   Arena arena(run.memory.get(), plan.bytes());
   run.t = build(arena);
   run.be->set_workspace(run.t.workspace, sizes);
+  run.asked = run.be->allocate_host(2 * size_of(DType::f64));
   run.be->fill(run.t.control.ok, 1);
   upload_rope(*run.be, run.t.activations, c.model);
 }
@@ -161,7 +174,8 @@ void look_at_recent(Run& run) {
     });
     // Nothing was applied since, so the gradients can be had again to say where it began.
     const std::int64_t update = first + static_cast<std::int64_t>(i);
-    compute_gradients(be, run.comm, run.config, run.t, *run.train, run.order->group(update - 1));
+    read_batches(run, update, update);
+    compute_gradients(be, run.comm, run.config, run.t, *run.batches);
     throw AgreedError(Exit::numbers,
                       fmt::format("[numbers] update {}: loss {}, gradient norm {}; {}; nothing was applied", update,
                                   std::abs(loss[i]), std::abs(norm[i]),  // abs: no "-nan"
@@ -281,12 +295,16 @@ void write_summary(const Run& run) {
   run.directory->write("summary.json", summary);
 }
 
-// The signal by which ranks were asked to stop before the update just made or, of several ranks, the one before it: all
-// of them then know (the flag travels with the gradient norm). 0: none.
+// The signal by which ranks were asked to stop before the update just enqueued or, of several ranks, the one before it:
+// all of them then know (the flag travels with the gradient norm), and nobody waits for the newer one. 0: none.
 int agreed_stop_signal(Run& run) {
   if (run.comm.size() == 1) return stop_signal();
-  const std::int64_t before = (run.state.update - 1) % 2;
-  if (run.be->read(run.t.stop.rows(before, before + 1)) == 0) return 0;
+  auto* asked = static_cast<double*>(run.asked.get());
+  const auto now = static_cast<std::size_t>(run.state.update % 2), before = 1 - now;
+  run.asked_copied[now] = run.be->start_download(asked + now, run.t.sums.rows(1, 2));
+  if (!run.asked_copied[before]) return 0;  // the first update of this session
+  run.be->wait(*run.asked_copied[before]);
+  if (asked[before] == 0) return 0;
   const auto signals = run.comm.all_gather(std::to_string(stop_signal()));
   return std::stoi(*std::ranges::find_if(signals, [](const std::string& s) { return s != "0"; }));
 }
@@ -312,15 +330,18 @@ int train_loop(Run& run) {
   while (run.state.update < last) {
     const std::int64_t update = run.state.update + 1;
     const double scale = lr_scale(update - 1, total, warmup, c.schedule.min_lr_ratio);
-    const Group group = run.order->group(update - 1);
     try {
-      if (!run.train->scanned(group.shard)) together(run.comm, [&] { run.train->tokens_of(group.shard); });
+      const BatchReader::Slot& next = run.batches->next();
+      if (next.new_shard)
+        together(run.comm, [&] {
+          if (next.error) throw Error(*next.error);
+        });
     } catch (...) {  // a bad one ends the run, but nothing that was learnt is lost
       if (run.recent > 0) look_at_recent(run);
       save(run);
       throw;
     }
-    step(*run.be, run.comm, c, run.t, *run.train, group, update, scale, stop_signal() != 0);
+    step(*run.be, run.comm, c, run.t, *run.batches, update, scale, stop_signal() != 0);
     run.be->copy(run.t.recent_loss.rows(run.recent, run.recent + 1), run.t.loss);
     run.be->copy(run.t.recent_norm.rows(run.recent, run.recent + 1), run.t.control.norm);
     run.state.update = update;
@@ -440,6 +461,7 @@ int train(const TrainOptions& options, Comm& comm) {
         initialize(*run.be, run.t.master, c.model, c.seed);
       copy(*run.be, run.t.weights, run.t.master);
     }
+    read_batches(run, done + 1, c.last_update());
   });
   on_first_rank(comm, [&] { open_outputs(run, checkpoint); });
   log_line(fmt::format("{}: {} parameters, updates {} to {} of {} tokens each, {} training and {} validation shards",

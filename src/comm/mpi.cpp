@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
 
+#include "base/bf16.h"
 #include "comm/comm.h"
 
 namespace rownorm {
@@ -47,14 +47,6 @@ void combine(void* to, const std::byte* gathered, std::int64_t n, int ranks, Red
   }
 }
 
-double from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-std::uint16_t to_bf16(double value) {  // to nearest even, by way of f32
-  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 void combine(void* to, const std::byte* gathered, DType dtype, std::int64_t n, int ranks, Reduction how) {
   const auto same = [](auto x) { return static_cast<double>(x); };
   switch (dtype) {
@@ -66,7 +58,8 @@ void combine(void* to, const std::byte* gathered, DType dtype, std::int64_t n, i
       return combine<std::int32_t>(to, gathered, n, ranks, how, same,
                                    [](double x) { return static_cast<std::int32_t>(x); });
     case DType::bf16:
-      return combine<std::uint16_t>(to, gathered, n, ranks, how, from_bf16, to_bf16);
+      return combine<std::uint16_t>(to, gathered, n, ranks, how, from_bf16,
+                                    [](double x) { return to_bf16(static_cast<float>(x)); });
     case DType::u8:
       break;
   }

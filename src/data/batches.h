@@ -1,6 +1,7 @@
 // Inputs and targets of a micro-batch: sequences of `context` tokens, targets shifted by one.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "data/order.h"
@@ -8,14 +9,20 @@
 
 namespace rownorm {
 
-struct Batch {
-  std::int64_t sequences = 0;
-  std::vector<std::int32_t> inputs, targets;  // (sequences, context), row-major
+// (sequences, context) each, row-major.
+struct BatchView {
+  std::span<std::int32_t> inputs, targets;
 };
 
-// Micro-step m of rank r of W with micro-batch b: sequences [m*W*b + r*b, m*W*b + (r+1)*b) of the group.
-void read_training_batch(Batch& batch, ShardSet& shards, const Group& group, std::int64_t context, std::int64_t first,
-                         std::int64_t count);
+struct Batch {
+  std::int64_t sequences = 0;
+  std::vector<std::int32_t> inputs, targets;
+};
+
+// Fills the batch with the sequences from number `first` of the group on, as many as it has room for. Micro-step m of
+// rank r of W with micro-batch b: [m*W*b + r*b, m*W*b + (r+1)*b).
+void read_training_batch(const BatchView& batch, ShardSet& shards, const Group& group, std::int64_t context,
+                         std::int64_t first);
 
 // Validation sequences: all whole blocks of each shard in name order, none dropped, none shuffled.
 class ValidationSet {

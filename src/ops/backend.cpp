@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
+#include <cstring>
 #include <iterator>
+#include <new>
 #include <stdexcept>
 
+#include "base/bf16.h"
 #include "base/error.h"
 
 namespace rownorm {
@@ -130,6 +132,14 @@ double Backend::seconds_between(std::int64_t from, std::int64_t to) { return sta
 
 // ---- transport ----
 
+Memory Backend::allocate_host(std::int64_t bytes) {
+  static constexpr std::align_val_t alignment{Arena::alignment};
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  void* memory = ::operator new(size, alignment);
+  std::memset(memory, 0, size);
+  return Memory(memory, [](void* p) { ::operator delete(p, alignment); });
+}
+
 void Backend::upload(Tensor to, const void* host) {
   const Check check{"upload"};
   check.memory("to", to);
@@ -142,6 +152,20 @@ void Backend::download(void* host, Tensor from) {
   check.memory("from", from);
   const Observed observed(observer_, {check.operation, 0, 2 * bytes(from)});
   do_download(host, from);
+}
+
+Backend::Ticket Backend::start_upload(Tensor to, const void* host) {
+  const Check check{"upload"};
+  check.memory("to", to);
+  const Observed observed(observer_, {check.operation, 0, 2 * bytes(to)});
+  return do_start_upload(to, host);
+}
+
+Backend::Ticket Backend::start_download(void* host, Tensor from) {
+  const Check check{"download"};
+  check.memory("from", from);
+  const Observed observed(observer_, {check.operation, 0, 2 * bytes(from)});
+  return do_start_download(host, from);
 }
 
 double Backend::read(Tensor scalar) {
@@ -170,10 +194,10 @@ double Backend::read(Tensor scalar) {
       do_download(&value, scalar);
       return value;
     }
-    case DType::bf16: {  // the upper half of a float
-      std::uint16_t half = 0;
-      do_download(&half, scalar);
-      return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
+    case DType::bf16: {
+      std::uint16_t bits = 0;
+      do_download(&bits, scalar);
+      return from_bf16(bits);
     }
   }
   throw std::logic_error("[read] unknown dtype");

@@ -94,9 +94,18 @@ class Backend {
   void upload(Tensor to, const void* host);  // to.bytes() from the host; the host buffer is free again on return
   void download(void* host, Tensor from);    // from.bytes() to the host; waits
   double read(Tensor scalar);                // a 1-element tensor of any dtype; waits
-  void copy(Tensor to, Tensor from);         // same shape; converts between f64, f32 and bf16 (to nearest even,
-                                             // f64 to bf16 by way of f32)
-  void fill(Tensor t, double value);         // f64, f32, bf16, i32
+  // The same without waiting: the host's side, in memory of allocate_host(), is the device's until wait(ticket), which
+  // waits for that copy and what was enqueued before it, not for what came later.
+  using Ticket = std::int64_t;
+  Ticket start_upload(Tensor to, const void* host);
+  Ticket start_download(void* host, Tensor from);
+  virtual void wait(Ticket) {}
+  // `bytes` of zeroed memory of the host, aligned to Arena::alignment, pinned where a device copies by itself; to be
+  // given back before the backend goes. Error (exit 5) when it cannot be had.
+  virtual Memory allocate_host(std::int64_t bytes);
+  void copy(Tensor to, Tensor from);  // same shape; converts between f64, f32 and bf16 (to nearest even,
+                                      // f64 to bf16 by way of f32)
+  void fill(Tensor t, double value);  // f64, f32, bf16, i32
 
   // ---- timing ----
   void observe(Observer* observer) { observer_ = observer; }  // of every operation from now on; null: none
@@ -195,6 +204,15 @@ class Backend {
  protected:
   virtual void do_upload(Tensor to, const void* host) = 0;
   virtual void do_download(void* host, Tensor from) = 0;
+  // Here for operations that are done when they return.
+  virtual Ticket do_start_upload(Tensor to, const void* host) {
+    do_upload(to, host);
+    return 0;
+  }
+  virtual Ticket do_start_download(void* host, Tensor from) {
+    do_download(host, from);
+    return 0;
+  }
   virtual void do_copy(Tensor to, Tensor from) = 0;
   virtual void do_fill(Tensor t, double value) = 0;
   virtual void do_embedding(Tensor y, Tensor tokens, Tensor w) = 0;

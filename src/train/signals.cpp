@@ -1,15 +1,18 @@
 #include "train/signals.h"
 
+#include <atomic>
 #include <csignal>
 #include <initializer_list>
 
 namespace rownorm {
 namespace {
 
-volatile std::sig_atomic_t received = 0;
+std::atomic<int> received = 0;  // a handler runs on any thread
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void remember_signal(int number) {
-  if (received == 0) received = number;
+  int none = 0;
+  received.compare_exchange_strong(none, number);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "train/step.h"
 
-#include <algorithm>
 #include <limits>
 
 namespace rownorm {
@@ -28,25 +27,16 @@ void wait_for_all(Comm& comm, Training& t) {
 
 }  // namespace
 
-void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards,
-                       const Group& group) {
-  const std::int64_t b = config.batch.micro_batch, ranks = comm.size();
-  const std::int64_t micro_steps = config.batch.sequences / (b * ranks);
+void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& t, BatchReader& batches) {
+  const std::int64_t micro_steps = config.batch.sequences / (config.batch.micro_batch * comm.size());
   const double scale = 1 / static_cast<double>(config.tokens_per_update());
   Activations& a = t.activations;
 
   be.fill(t.loss, 0);
   zero(be, t.gradients);
   for (std::int64_t m = 0; m < micro_steps; ++m) {
-    try {
-      read_training_batch(t.batch, shards, group, config.model.context, m * ranks * b + comm.rank() * b, b);
-    } catch (...) {  // the other ranks count on this one in the reductions to come
-      t.batch_error = current_error();
-      std::ranges::fill(t.batch.inputs, 0);
-      std::ranges::fill(t.batch.targets, 0);
-    }
-    be.upload(a.tokens, t.batch.inputs.data());
-    be.upload(a.targets, t.batch.targets.data());
+    if (const auto& error = batches.next().error) t.batch_error = error;  // the others count on this rank below
+    batches.upload_next(a.tokens, a.targets);
     const bool last = m + 1 == micro_steps;  // then a block is complete as soon as backward has passed it
     const auto reduce = [&](Role role, std::int64_t layer) {
       if (last)
@@ -64,9 +54,9 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
   wait_for_all(comm, t);
 }
 
-void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& shards, const Group& group,
-          std::int64_t update_number, double lr_scale, bool stop) {
-  compute_gradients(be, comm, config, t, shards, group);
+void step(Backend& be, Comm& comm, const Config& config, Training& t, BatchReader& batches, std::int64_t update_number,
+          double lr_scale, bool stop) {
+  compute_gradients(be, comm, config, t, batches);
 
   // One global L2 norm over every parameter: each owner's squares in table order, then the sum over ranks (PAPER 4).
   const Tensor squares = t.sums.rows(0, 1), stopping = t.sums.rows(1, 2);
@@ -76,7 +66,6 @@ void step(Backend& be, Comm& comm, const Config& config, Training& t, ShardSet& 
     if (piece.owner == comm.rank() && piece.begin < piece.end)
       be.squared_norm(squares, t.gradients.matrices[piece.parameter].rows(piece.begin, piece.end));
   comm.all_reduce(t.sums, Reduction::sum);
-  be.copy(t.stop.rows(update_number % 2, update_number % 2 + 1), stopping);
   be.clip(t.control, squares, t.loss, config.clip_norm);
 
   update(be, comm, t.optimizer, config.optimizer, t.master, t.gradients, t.control, lr_scale, update_number);

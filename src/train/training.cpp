@@ -43,7 +43,6 @@ Training make_training(Arena& arena, const Config& config, DType compute, DType 
   const auto scalars = [&](std::int64_t n, DType dtype = DType::f64) { return arena.add("step", dtype, {n}); };
   t.loss = scalars(1);
   t.sums = scalars(2);
-  t.stop = scalars(2);
   t.control = {scalars(1), scalars(1), scalars(1, DType::i32)};
   t.recent_loss = scalars(updates_between_reads);
   t.recent_norm = scalars(updates_between_reads);

@@ -7,7 +7,6 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "comm/comm.h"
-#include "data/batches.h"
 #include "geometry/diameter.h"
 #include "geometry/hilbert.h"
 #include "model/parameters.h"
@@ -26,17 +25,14 @@ struct Training {
   Optimizer optimizer;
   Tensor loss;  // (1) f64  mean cross entropy of the update under way
   Tensor sums;  // (2) f64  over the ranks: squared gradient norm; how many were asked to stop
-  Tensor stop;  // (2) f64  the latter of the last two updates, update u in element u % 2
   UpdateControl control;
   // Loss and gradient norm of the updates since the host last looked, so that it need not wait for each.
   Tensor recent_loss, recent_norm;  // (K) f64
   Tensor validation_loss;           // (1) f64
   DiameterTensors diameter;
   Panel panel;
-  Tensor workspace;  // (bytes) u8, the backend's
-  // Kept so that the loop allocates nothing: the exchange under way, a micro-batch on the host.
-  std::vector<Comm::Ticket> tickets;
-  Batch batch;
+  Tensor workspace;                   // (bytes) u8, the backend's
+  std::vector<Comm::Ticket> tickets;  // the exchange under way, kept so that the loop allocates nothing
   // Why this rank could not read a batch: its loss is then NaN, so that nothing is applied on any rank.
   std::optional<Error> batch_error;
 };

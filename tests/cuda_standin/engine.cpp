@@ -521,11 +521,14 @@ void run(const Grid& grid) {
     for (Fiber(&set)[max_threads] : e.fibers) std::for_each(set, set + e.count, make_fiber);
   make_order(e);
   const std::size_t blocks = std::size_t{grid.grid.x} * grid.grid.y * grid.grid.z;
-  std::vector<std::size_t> order(mode().order == Order::random ? blocks : 0);
+  const std::size_t count = mode().ends == 0 ? blocks : std::min(blocks, 2 * mode().ends);  // that run
+  std::vector<std::size_t> order(mode().order == Order::random ? count : 0);
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random(e) % i]);
-  for (std::size_t i = 0; i < blocks; ++i)
-    run_block(e, !order.empty() ? order[i] : mode().order == Order::reversed ? blocks - 1 - i : i);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = !order.empty() ? order[i] : mode().order == Order::reversed ? count - 1 - i : i;
+    run_block(e, at < (count + 1) / 2 ? at : blocks - count + at);
+  }
   tsan::acquire(e.end);
   for (SharedArray& s : e.shared)
     if (sets == 1) drop_buffer(s.buffer);

@@ -230,10 +230,26 @@ cudaError_t copy(void* to, const void* from, std::size_t size, cudaMemcpyKind ki
   return cudaSuccess;
 }
 
+// Pages that are given back read as zeros, and need no memory until they are written.
+void clear_pages(char* p, std::size_t size) {
+  constexpr std::uintptr_t page = 4096;
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  char* first = p + (address + page - 1) / page * page - address;
+  const std::size_t whole = (static_cast<std::size_t>(p + size - first)) / page * page;
+  std::memset(p, 0, static_cast<std::size_t>(first - p));
+  madvise(first, whole, MADV_DONTNEED);
+  std::memset(first + whole, 0, static_cast<std::size_t>(p + size - first) - whole);
+}
+
 cudaError_t set(void* p, int value, std::size_t size, cudaStream_t stream) {
   if (size == 0) return cudaSuccess;
   check_range(p, size, true, "cudaMemset");
-  enqueue_item(stream_of(stream), {{}, [=] { std::memset(p, value, size); }});
+  enqueue_item(stream_of(stream), {{}, [=] {
+                                     if (value == 0 && size >= huge)
+                                       clear_pages(static_cast<char*>(p), size);
+                                     else
+                                       std::memset(p, value, size);
+                                   }});
   return cudaSuccess;
 }
 
@@ -269,10 +285,12 @@ Mode mode_from_environment() {
       m.drop_line = std::atoi(site.substr(site.find(':') + 1).c_str());
     } else if (key == "memory")
       m.memory = static_cast<std::size_t>(std::atof(value) * 0x1p30);
+    else if (key == "ends")
+      m.ends = static_cast<std::size_t>(std::atoll(value));
     else
       stop(
           "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, early, late, nan, huge, low, "
-          "memory=GIB, drop=FILE:LINE",
+          "memory=GIB, ends=BLOCKS, drop=FILE:LINE",
           word.c_str());
   }
   return m;
@@ -298,7 +316,9 @@ void count_handle(int change) { state().handles += static_cast<std::size_t>(chan
 Buffer make_buffer(std::size_t size, std::size_t alignment) {
   if (size >= huge) {
     void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return {p == MAP_FAILED ? nullptr : static_cast<char*>(p), size};
+    if (p == MAP_FAILED) return {};
+    madvise(p, size, MADV_NOHUGEPAGE);  // what is touched here and there stays small
+    return {static_cast<char*>(p), size};
   }
   void* p = nullptr;
   if (posix_memalign(&p, alignment, size + 2 * guard) != 0) return {};

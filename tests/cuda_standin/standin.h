@@ -1,6 +1,6 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
 // e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy, early | late, nan | huge |
-// low, memory=GIB).
+// low, memory=GIB, ends=BLOCKS).
 #pragma once
 #include <cstddef>
 #include <string>
@@ -20,6 +20,9 @@ struct Mode {
   bool late_copies = false;      // cp.async copies at the wait, not at once
   Fill fill = Fill::nan;
   std::size_t memory = std::size_t{80} << 30;  // of the device, bytes
+  // Of each grid only the first and the last `ends` blocks run; 0: all. For the addresses of tensors that are too large
+  // to be worked on whole.
+  std::size_t ends = 0;
   // A planted fault: __syncthreads, __syncwarp or cp_async_wait of this line is not there. The end of a path; 0: none.
   std::string drop_file{};
   int drop_line = 0;

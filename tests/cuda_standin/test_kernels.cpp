@@ -29,6 +29,21 @@ TEST(Kernels, EveryThreadOfEveryBlockRunsOnce) {
   });
 }
 
+TEST(Kernels, OnlyTheEndsOfAGridRunWhereSoAsked) {
+  for (const auto order : {standin::Order::forward, standin::Order::reversed, standin::Order::random})
+    for (const std::size_t ends : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{6}}) {
+      Device<int> out(std::vector<int>(11, -1));
+      standin::mode() = {.order = order, .ends = ends};
+      ok(gpu_launch(indices_kernel, 11, 1, 0, nullptr, out));
+      const std::vector<int> host = out.host();
+      for (int i = 0; i < 11; ++i) {
+        const bool runs = ends == 0 || i < static_cast<int>(ends) || i >= 11 - static_cast<int>(ends);
+        EXPECT_EQ(host[static_cast<std::size_t>(i)], runs ? i * 1000 : -1) << "ends " << ends << ", block " << i;
+      }
+      standin::mode() = {};
+    }
+}
+
 // Reverses tiles of 64, twice through shared memory, with threads that leave early in the last tile.
 __global__ void reverse_kernel(float* x, int n, int rounds) {
   GPU_SHARED(float, tile, 64);

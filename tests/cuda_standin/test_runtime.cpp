@@ -37,6 +37,28 @@ TEST(Runtime, MemoryIsCountedAndLimited) {
   mode() = {};
 }
 
+TEST(Runtime, MoreMemoryThanThereIsCanBeAddressed) {
+  mode() = {.memory = std::size_t{8} << 40};
+  constexpr std::size_t size = (std::size_t{4} << 40) + 5;
+  char* p = nullptr;
+  ok(cudaMalloc(&p, size));
+  const auto at = [&](std::size_t i) {
+    char value = -1;
+    ok(cudaMemcpy(&value, p + i, 1, cudaMemcpyDeviceToHost));
+    return value;
+  };
+  for (const std::size_t i : {std::size_t{0}, size / 2, size - 1}) {
+    EXPECT_EQ(at(i), 0);
+    ok(cudaMemset(p + i, 7, 1));
+  }
+  ok(cudaMemset(p + 1, 0, size - 2));
+  EXPECT_EQ(at(0), 7);
+  EXPECT_EQ(at(size / 2), 0);
+  EXPECT_EQ(at(size - 1), 7);
+  ok(cudaFree(p));
+  mode() = {};
+}
+
 TEST(Runtime, CopiesAndFills) {
   const Device<float> a(std::vector<float>{1, 2, 3, 4}), b(4);
   ok(cudaMemset(b, 0, 16));

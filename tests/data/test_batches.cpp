@@ -21,21 +21,23 @@ void expect_row(const Batch& batch, std::int64_t row, std::int64_t context, std:
   }
 }
 
+Batch training_batch(ShardSet& shards, const Group& group, std::int64_t context, std::int64_t first,
+                     std::int64_t count) {
+  const auto tokens = static_cast<std::size_t>(count * context);
+  Batch batch{count, std::vector<std::int32_t>(tokens), std::vector<std::int32_t>(tokens)};
+  read_training_batch({batch.inputs, batch.targets}, shards, group, context, first);
+  return batch;
+}
+
 TEST(TrainingBatch, HoldsTheBlocksOfItsGroup) {
   const TemporaryFolder folder;
   write_shard(folder / "s_0.bin", counting(500));
   write_shard(folder / "s_1.bin", counting(700, 1000));
   ShardSet shards("train", (folder / "s_*.bin").string(), 65536);
-  Batch batch;
-  read_training_batch(batch, shards, {.epoch = 0, .shard = 1, .first_block = 6}, 33, 4, 3);
-  EXPECT_EQ(batch.sequences, 3);
-  ASSERT_EQ(batch.inputs.size(), 3u * 33);
-  ASSERT_EQ(batch.targets.size(), 3u * 33);
+  const Batch batch = training_batch(shards, {.epoch = 0, .shard = 1, .first_block = 6}, 33, 4, 3);
   for (std::int64_t row = 0; row < 3; ++row) expect_row(batch, row, 33, 1000 + (6 + 4 + row) * 33);
   // The last block of the shard: its last target is the shard's last usable token.
-  read_training_batch(batch, shards, {.epoch = 0, .shard = 0, .first_block = 14}, 33, 0, 1);
-  EXPECT_EQ(batch.sequences, 1);
-  expect_row(batch, 0, 33, 14 * 33);
+  expect_row(training_batch(shards, {.epoch = 0, .shard = 0, .first_block = 14}, 33, 0, 1), 0, 33, 14 * 33);
 }
 
 // An update's examples do not depend on how ranks and micro-steps share them.
@@ -46,14 +48,12 @@ TEST(TrainingBatch, EverySplitOfAnUpdateReadsTheSameExamples) {
   constexpr std::int64_t sequences = 24, context = 31;
   TrainingOrder order(5, {30000, 30000}, context, sequences);
   const Group group = order.group(7);
-  Batch whole;
-  read_training_batch(whole, shards, group, context, 0, sequences);
+  const Batch whole = training_batch(shards, group, context, 0, sequences);
   for (const auto& [W, b] : {std::pair{1, 24}, {1, 3}, {2, 4}, {3, 8}, {8, 1}}) {
     std::vector<std::int32_t> inputs, targets;
     for (std::int64_t m = 0; m < sequences / (W * b); ++m)
       for (std::int64_t r = 0; r < W; ++r) {
-        Batch part;
-        read_training_batch(part, shards, group, context, m * W * b + r * b, b);
+        const Batch part = training_batch(shards, group, context, m * W * b + r * b, b);
         inputs.insert(inputs.end(), part.inputs.begin(), part.inputs.end());
         targets.insert(targets.end(), part.targets.begin(), part.targets.end());
       }

@@ -85,6 +85,26 @@ TEST_P(Semantics, FillAndReadEveryDtype) {
   EXPECT_EQ(be->read(byte), 200);
 }
 
+TEST_P(Semantics, TransfersThatAreWaitedFor) {
+  const Memory host = be->allocate_host(3 * 4);
+  auto* ids = static_cast<std::int32_t*>(host.get());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ids) % Arena::alignment, 0U);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ids[i], 0);
+  ids[1] = -5;
+  const Tensor t = be.ids({1, 2, 3});
+  const auto there = be->start_upload(t, ids);
+  be->wait(there);
+  ids[1] = 8;
+  EXPECT_EQ(be.integers(t), (std::vector<std::int32_t>{0, -5, 0}));
+  be->fill(t, 4);
+  const auto back = be->start_download(ids, t);
+  be->fill(t, 5);
+  be->wait(back);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ids[i], 4);
+  EXPECT_EQ(be.integers(t), (std::vector<std::int32_t>{5, 5, 5}));
+  EXPECT_NE(be->allocate_host(0), nullptr);
+}
+
 // ---- the update ----
 
 TEST_P(Semantics, ClipSaysWhetherTheUpdateGoesAhead) {

@@ -368,7 +368,9 @@ TEST_F(Shapes, ObserversAreToldOfTransport) {
   EXPECT_EQ(bytes([&] { be.fill(wide, 0); }), 3 * 8);
   EXPECT_EQ(bytes([&] { be.upload(wide, &memory); }), 2 * 3 * 8);  // read on one side, written on the other
   EXPECT_EQ(bytes([&] { be.download(&memory, wide); }), 2 * 3 * 8);
-  EXPECT_EQ(witness.seen.size(), 4u);
+  EXPECT_EQ(bytes([&] { be.start_upload(wide, &memory); }), 2 * 3 * 8);
+  EXPECT_EQ(bytes([&] { be.start_download(&memory, wide); }), 2 * 3 * 8);
+  EXPECT_EQ(witness.seen.size(), 6u);
 }
 
 class Messages : public Shapes {
@@ -466,6 +468,14 @@ TEST_F(Messages, Transport) {
             "[upload] to is (3) f64 without memory, expected memory of its own");
   EXPECT_EQ(of([&] {
               be.download(nullptr, {nullptr, f64, {3}});
+            }),
+            "[download] from is (3) f64 without memory, expected memory of its own");
+  EXPECT_EQ(of([&] {
+              be.start_upload({nullptr, f64, {3}}, nullptr);
+            }),
+            "[upload] to is (3) f64 without memory, expected memory of its own");
+  EXPECT_EQ(of([&] {
+              be.start_download(nullptr, {nullptr, f64, {3}});
             }),
             "[download] from is (3) f64 without memory, expected memory of its own");
 }

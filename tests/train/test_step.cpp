@@ -36,6 +36,8 @@ class Step : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<Backend> be = testing::open(GetParam());
   std::unique_ptr<Comm> comm = make_single_process();
   ShardSet shards{"train", write_bytes(folder / "t.bin", shard_bytes({0, 1, 2, 3, 4, 5, 6, 0, 3})).string(), 7};
+  TrainingOrder order{0, {9}, 4, 2};
+  BatchReader batches{*be, shards, order, config, 0, 1, 1, 9};
   Training t;
   Device device{*be, workspace_sizes(config), [&](Arena& arena) {
                   t = make_training(arena, config, be->compute_dtype(), be->master_dtype(), 0, 0, 1);
@@ -47,7 +49,7 @@ class Step : public ::testing::TestWithParam<const char*> {
     initialize(*be, t.master, config.model, config.seed);
   }
 
-  void make(std::int64_t update) { step(*be, *comm, config, t, shards, Group{}, update, 1.0); }
+  void make(std::int64_t update) { step(*be, *comm, config, t, batches, update, 1.0); }
 
   // Every weight and every optimizer state.
   std::vector<double> everything() {

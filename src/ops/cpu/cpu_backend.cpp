@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/bf16.h"
 #include "base/error.h"
 #include "ops/host_memory.h"
 #include "ops/open.h"
@@ -20,14 +21,6 @@ std::unique_ptr<Backend> make_cpu_backend(int processes) { return std::make_uniq
 
 namespace cpu {
 namespace {
-
-// bf16 is the upper half of a float, rounded to nearest even; a NaN stays one.
-std::uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-float from_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
 
 // Calls use(pointer to elements) with the type that holds a float dtype; bf16 is told apart by being an integer.
 template <class Use>

@@ -2,13 +2,13 @@
 // fast, blocked or parallel; each loop stands under its equation.
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "base/arena.h"
+#include "base/bf16.h"
 #include "base/error.h"
 #include "ops/host_memory.h"
 #include "ops/open.h"
@@ -33,14 +33,6 @@ bool all_finite(const double* x, Index n) {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-// bf16 is the upper half of a float, rounded to nearest even; a NaN stays one.
-std::uint16_t to_bf16(double value) {
-  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-double from_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
-
 double get(Tensor t, Index i) {
   if (t.dtype == DType::f64) return t.as<double>()[i];
   if (t.dtype == DType::f32) return t.as<float>()[i];
@@ -53,7 +45,7 @@ void set(Tensor t, Index i, double value) {
   else if (t.dtype == DType::f32)
     t.as<float>()[i] = static_cast<float>(value);
   else
-    static_cast<std::uint16_t*>(t.data)[i] = to_bf16(value);
+    static_cast<std::uint16_t*>(t.data)[i] = to_bf16(static_cast<float>(value));
 }
 
 // Where head `head` of q (part 0), k (1) or v (2) of token n lies in qkv(N,3d).
