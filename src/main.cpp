@@ -82,6 +82,18 @@ int run(int argc, char** argv) {
   sub->add_option("--precision", sample.precision, "auto, bf16, tf32, fp32, fp64");
   sub->callback([&] { exit_code = as_one_process("sample", [&] { return sample_command(sample); }); });
 
+  ExportOptions exported;
+  sub = app.add_subcommand("export", "a checkpoint's model as a folder that other programs read");
+  sub->add_option("checkpoint", exported.checkpoint, "a checkpoint's or a run's directory")->required();
+  sub->add_option("--output", exported.output, "the folder to write, not there yet")->required()->type_name("DIR");
+  sub->add_option("--format", exported.format, "hf: of Hugging Face's transformers, Qwen3ForCausalLM (default)")
+      ->check(CLI::IsMember({"hf"}));
+  sub->add_option("--dtype", exported.dtype, "of the weights: f32 (default) or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  sub->add_option("--tokenizer", exported.tokenizer,
+                  "a tokenizer.json to put beside it, or none (default: the one beside the run's data)");
+  sub->callback([&] { exit_code = as_one_process("export", [&] { return export_command(exported); }); });
+
   InspectOptions inspect;
   sub = app.add_subcommand("inspect", "what a shard, safetensors file, checkpoint or run holds, as JSON");
   sub->add_option("path", inspect.path, "file, glob of shards, or directory")->required();
@@ -109,7 +121,7 @@ int run(int argc, char** argv) {
     return static_cast<int>(Exit::ok);
   }
   if (app.get_subcommands().empty())
-    return usage_error("[usage] no subcommand: train, eval, sample, inspect or bench (rownorm --help)");
+    return usage_error("[usage] no subcommand: train, eval, sample, export, inspect or bench (rownorm --help)");
   if (std::fflush(stdout) != 0) fail(Exit::data, "[output] standard output: {}", std::strerror(errno));
   return exit_code;
 }

@@ -274,9 +274,11 @@ bool SafetensorsFile::read(const std::string& name, Tensor host, std::int64_t fi
   return convert<std::int32_t>(host.as<std::int32_t>(), part.data, [](std::int32_t x) { return x; });
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<Declaration>& tensors)
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<Declaration>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
     : file_(path) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
   for (const Declaration& tensor : tensors) {
     std::int64_t bytes = size_of(tensor.dtype);
     for (const std::int64_t n : tensor.shape) bytes *= n;

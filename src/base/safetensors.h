@@ -56,7 +56,9 @@ class SafetensorsWriter {
     DType dtype;  // f64, f32, bf16, i32
     std::vector<std::int64_t> shape;
   };
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<Declaration>& tensors);
+  // `metadata` becomes the header's __metadata__.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<Declaration>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
   void write(const void* data, std::size_t bytes);  // the next part of the data, in order of declaration
   void close();                                     // std::logic_error if fewer or more bytes came than declared
 

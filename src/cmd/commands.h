@@ -56,6 +56,15 @@ struct SampleOptions {
 };
 int sample_command(const SampleOptions& options);
 
+struct ExportOptions {
+  std::filesystem::path checkpoint;  // a checkpoint's or a run's directory
+  std::filesystem::path output;      // the folder to write, not there yet
+  std::string format = "hf";         // the only one: a folder of Hugging Face's transformers
+  std::string dtype = "f32";         // of the weights: "f32" or "bf16"
+  std::string tokenizer = "auto";    // "auto": the one beside the run's data, if there is one; "none" or a file
+};
+int export_command(const ExportOptions& options);
+
 struct InspectOptions {
   std::string path;      // a shard, a glob, a safetensors file, a checkpoint's or a run's directory
   std::string diameter;  // name of a tensor whose exact row diameter is wanted

@@ -41,14 +41,8 @@ void check(const SampleOptions& o) {
     fail(Exit::usage, "[sample] --prompt, --prompt-file and --prompt-tokens: give one of them");
 }
 
-// The tokenizer.json that data/prepare.py left beside the run's data: of both patterns' folders, one file.
 fs::path find_tokenizer(const Config& config) {
-  std::vector<fs::path> found;
-  for (const std::string& pattern : {config.data.train, config.data.validation}) {
-    const fs::path path = fs::path(pattern).parent_path() / "tokenizer.json";
-    std::error_code missing;
-    if (fs::exists(path, missing) && (found.empty() || !fs::equivalent(found[0], path))) found.push_back(path);
-  }
+  const std::vector<fs::path> found = tokenizers_beside_data(config);
   if (found.empty())
     fail(Exit::usage,
          "[sample] --tokenizer: the model has {} tokens and there is no tokenizer.json beside {}; give a FILE, or none "

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "base/safetensors.h"
+#include "model/hugging_face.h"
 
 namespace rownorm {
 namespace {
@@ -105,26 +106,33 @@ void initialize(Backend& be, const Parameters& weights, const ModelConfig& model
 }
 
 void load_weights(Backend& be, const Parameters& weights, const ModelConfig& model, const std::filesystem::path& path) {
-  const SafetensorsFile file(path);
-  const auto table = parameter_table(model);
+  const bool hugging_face = std::filesystem::is_directory(path);
+  if (hugging_face) check_hugging_face_config(path / "config.json", model);
+  const SafetensorsFile file(hugging_face ? path / "model.safetensors" : path);
+  const std::string where = file.path().string();
+  std::vector<ParameterInfo> table = parameter_table(model);
+  std::set<std::string> known;
+  if (hugging_face) {
+    check_hugging_face_gains(file, model);
+    for (const Gain& gain : hugging_face_gains(model)) known.insert(gain.name);
+    for (ParameterInfo& p : table) p.name = hugging_face_name(p.name);
+  }
   for (const auto& p : table) {
+    known.insert(p.name);
     const auto& entry = file.at(p.name);
     if (entry.shape != std::vector<std::int64_t>{p.rows, p.cols})
-      fail(Exit::data, "[weights] {}: {} has shape ({}), expected ({}, {})", path.string(), p.name,
+      fail(Exit::data, "[weights] {}: {} has shape ({}), expected ({}, {})", where, p.name,
            fmt::join(entry.shape, ", "), p.rows, p.cols);
     if (entry.dtype != "F32" && entry.dtype != "F64" && entry.dtype != "BF16")
-      fail(Exit::data, "[weights] {}: {} is {}, expected F32, F64 or BF16", path.string(), p.name, entry.dtype);
+      fail(Exit::data, "[weights] {}: {} is {}, expected F32, F64 or BF16", where, p.name, entry.dtype);
   }
-  std::set<std::string> known;
-  for (const auto& p : table) known.insert(p.name);
   for (const auto& [name, entry] : file.entries())
     if (!known.contains(name))
-      fail(Exit::data, "[weights] {}: {} is not a parameter of this model ({} layers)", path.string(), name,
-           model.layers);
+      fail(Exit::data, "[weights] {}: {} is not a parameter of this model ({} layers)", where, name, model.layers);
   for (std::size_t i = 0; i < table.size(); ++i)
     upload_in_chunks(be, weights.matrices[i], weights.matrices[i].dtype, [&](Tensor host, std::int64_t first) {
       if (!file.read(table[i].name, host, first))
-        fail(Exit::data, "[weights] {}: {} holds a value that is not finite", path.string(), table[i].name);
+        fail(Exit::data, "[weights] {}: {} holds a value that is not finite", where, table[i].name);
     });
 }
 

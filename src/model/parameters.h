@@ -49,9 +49,9 @@ void copy(Backend& be, const Parameters& to, const Parameters& from);  // nothin
 // i.i.d. N(0, init_std^2), one Philox stream a name, rounded to f32 on every backend: independent of device and ranks.
 void initialize(Backend& be, const Parameters& weights, const ModelConfig& model, std::uint64_t seed);
 
-// Weights from a safetensors file that holds exactly the table's names and shapes (F32, F64, BF16). Error (exit 3): a
-// missing, extra, misshapen or non-finite tensor, each with file and name; nothing is loaded before all names and
-// shapes are checked.
+// Weights from a safetensors file that holds exactly the table's names and shapes (F32, F64, BF16), or from a folder of
+// Hugging Face's transformers that holds this very model (model/hugging_face.h). Error (exit 3): a missing, extra,
+// misshapen or non-finite tensor, each with file and name; nothing is loaded before all names and shapes are checked.
 void load_weights(Backend& be, const Parameters& weights, const ModelConfig& model, const std::filesystem::path& path);
 
 }  // namespace rownorm

@@ -10,6 +10,17 @@ TrainedModel find_trained_model(const std::filesystem::path& path) {
   return {std::move(checkpoint), std::move(config)};
 }
 
+std::vector<std::filesystem::path> tokenizers_beside_data(const Config& config) {
+  std::vector<std::filesystem::path> found;
+  for (const std::string& pattern : {config.data.train, config.data.validation}) {
+    const std::filesystem::path path = std::filesystem::path(pattern).parent_path() / "tokenizer.json";
+    std::error_code missing;
+    if (std::filesystem::exists(path, missing) && (found.empty() || !std::filesystem::equivalent(found[0], path)))
+      found.push_back(path);
+  }
+  return found;
+}
+
 LoadedModel load_model(const TrainedModel& model, const std::string& device, const std::string& precision,
                        std::int64_t sequences, const std::function<void(Arena&, const Backend&)>& more) {
   const ModelConfig& m = model.config.model;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/arena.h"
 #include "model/parameters.h"
@@ -24,6 +25,9 @@ struct TrainedModel {
 
 // Of a checkpoint's directory, or the newest of a run's. Error (exit 3) if there is none or it is corrupt.
 TrainedModel find_trained_model(const std::filesystem::path& path);
+
+// The tokenizer.json that data/prepare.py left beside the run's data: of both patterns' folders, each file once.
+std::vector<std::filesystem::path> tokenizers_beside_data(const Config& config);
 
 // Its weights on a device, ready for forward() on up to `sequences` sequences at a time.
 struct LoadedModel {

@@ -229,6 +229,8 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     length = int.from_bytes(data[:8], "little")
     tensors = {}
     for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name == "__metadata__":
+            continue
         begin, end = entry["data_offsets"]
         values = np.frombuffer(data[8 + length + begin : 8 + length + end], DTYPES[entry["dtype"]])
         tensors[name] = values.reshape(entry["shape"]).copy()

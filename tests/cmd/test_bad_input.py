@@ -433,7 +433,7 @@ def nothing(_: object) -> None:
 
 INIT = [
     case("missing", lambda w: w.set(init_from="no/w.safetensors"), DATA, "no/w.safetensors: no such file"),
-    case("a folder", lambda w: w.set(init_from=str(w.data)), DATA, "/data: is a folder"),
+    case("a folder", lambda w: w.set(init_from=str(w.data)), DATA, "/data/config.json: no such file"),
     case(
         "not safetensors", lambda w: w.set(init_from=str(w.data / "val_1.bin")), DATA, "val_1.bin", "not a safetensors"
     ),
