@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <iterator>
 #include <stdexcept>
 
@@ -44,7 +45,7 @@ void require_device(int device) {
 CudaBackend::CudaBackend(const std::string& precision, int device)
     : device_(device),
       precision_(precision),
-      compute_(precision == "bf16" ? DType::bf16 : DType::f32),
+      compute_(compute_dtype_of(precision)),
       multiply_(precision == "tf32" ? Multiply::tf32 : Multiply::f32) {
   if (precision != "fp32" && precision != "tf32" && precision != "bf16")
     fail(Exit::usage, "[precision] {}: not on device cuda, which has bf16, tf32, fp32", precision);
@@ -57,7 +58,7 @@ CudaBackend::CudaBackend(const std::string& precision, int device)
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   products_ = std::make_unique<Products>(stream_);
   void* staging = nullptr;
-  check(cudaMallocHost(&staging, 2 * staging_bytes), "cudaMallocHost");
+  check(cudaMallocHost(&staging, staging_bytes), "cudaMallocHost");
   staging_ = {staging, {cudaFreeHost}};
   for (cudaEvent_t& event : staged_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   for (cudaEvent_t& event : copied_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
@@ -116,17 +117,7 @@ Memory CudaBackend::allocate_host(Index bytes) {
   });
 }
 
-Index CudaBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
-  if (sizes.heads > 0 && sizes.width / sizes.heads > max_head_dim)
-    fail(Exit::usage, "[attention] cuda: head_dim {}, at most {} is supported", sizes.width / sizes.heads,
-         max_head_dim);
-  Arena sums, logits, newton_schulz, diameter;
-  PartialSums{sums};
-  LogitsScratch(logits, compute_, std::max(sizes.tokens, sizes.panel), sizes.vocab, sizes.width);
-  NewtonSchulzScratch(newton_schulz, sizes.matrices, sizes.matrix_short, sizes.matrix_long);
-  if (sizes.diameter) DiameterScratch(diameter, sizes.vocab, sizes.width);
-  return Products::workspace_bytes + std::max({sums.bytes(), logits.bytes(), newton_schulz.bytes(), diameter.bytes()});
-}
+Index CudaBackend::workspace_bytes(const WorkspaceSizes& sizes) const { return cuda::workspace_bytes(compute_, sizes); }
 
 void CudaBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {
   if (workspace.dtype != DType::u8 || workspace.bytes() < workspace_bytes(sizes))
@@ -137,45 +128,48 @@ void CudaBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {
 }
 
 Arena CudaBackend::scratch() const {
-  return Arena(static_cast<char*>(workspace_.data) + Products::workspace_bytes,
-               workspace_.bytes() - Products::workspace_bytes);
+  return Arena(static_cast<char*>(workspace_.data) + products_bytes, workspace_.bytes() - products_bytes);
 }
 
-// ---- transport: pageable memory of the host passes through two pinned halves, one filled while the other travels ----
+// ---- transport: pageable memory of the host passes through pinned pieces, some filled while others travel ----
+
+// The piece used longest ago, when its last journey is over.
+CudaBackend::Piece CudaBackend::next_piece() {
+  const std::size_t i = next_piece_;
+  next_piece_ = (i + 1) % staged_.size();
+  check(cudaEventSynchronize(staged_[i]), "cudaEventSynchronize");
+  return {static_cast<char*>(staging_.get()) + static_cast<Index>(i) * staging_piece_bytes, staged_[i]};
+}
 
 void CudaBackend::do_upload(Tensor to, const void* host) {
   const Index bytes = to.bytes();
-  int half = 0;
-  for (Index begin = 0; begin < bytes; begin += staging_bytes, half = 1 - half) {
-    const auto part = static_cast<std::size_t>(std::min(staging_bytes, bytes - begin));
-    char* staged = static_cast<char*>(staging_.get()) + half * staging_bytes;
-    check(cudaEventSynchronize(staged_[half]), "cudaEventSynchronize");
-    std::memcpy(staged, static_cast<const char*>(host) + begin, part);
-    check(cudaMemcpyAsync(static_cast<char*>(to.data) + begin, staged, part, cudaMemcpyHostToDevice, stream_),
+  for (Index begin = 0; begin < bytes; begin += staging_piece_bytes) {
+    const auto part = static_cast<std::size_t>(std::min(staging_piece_bytes, bytes - begin));
+    const Piece piece = next_piece();
+    std::memcpy(piece.data, static_cast<const char*>(host) + begin, part);
+    check(cudaMemcpyAsync(static_cast<char*>(to.data) + begin, piece.data, part, cudaMemcpyHostToDevice, stream_),
           "cudaMemcpyAsync to the device");
-    check(cudaEventRecord(staged_[half], stream_), "cudaEventRecord");
+    check(cudaEventRecord(piece.free, stream_), "cudaEventRecord");
   }
 }
 
 void CudaBackend::do_download(void* host, Tensor from) {
   const Index bytes = from.bytes();
-  const auto part = [bytes](Index begin) { return static_cast<std::size_t>(std::min(staging_bytes, bytes - begin)); };
-  const auto staged = [this](Index begin) {
-    return static_cast<char*>(staging_.get()) + begin / staging_bytes % 2 * staging_bytes;
-  };
-  const auto start = [&](Index begin) {
-    if (begin >= bytes) return;
-    check(cudaMemcpyAsync(staged(begin), static_cast<const char*>(from.data) + begin, part(begin),
-                          cudaMemcpyDeviceToHost, stream_),
-          "cudaMemcpyAsync from the device");
-    check(cudaEventRecord(staged_[begin / staging_bytes % 2], stream_), "cudaEventRecord");
-  };
-  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-  start(0);
-  for (Index begin = 0; begin < bytes; begin += staging_bytes) {
-    start(begin + staging_bytes);
-    check(cudaEventSynchronize(staged_[begin / staging_bytes % 2]), "cudaEventSynchronize");
-    std::memcpy(static_cast<char*>(host) + begin, staged(begin), part(begin));
+  std::deque<Piece> travelling;
+  Index asked = 0;
+  for (Index begin = 0; begin < bytes; begin += staging_piece_bytes) {
+    for (; asked < bytes && std::ssize(travelling) < staging_pieces; asked += staging_piece_bytes) {
+      const Piece piece = travelling.emplace_back(next_piece());
+      check(cudaMemcpyAsync(piece.data, static_cast<const char*>(from.data) + asked,
+                            static_cast<std::size_t>(std::min(staging_piece_bytes, bytes - asked)),
+                            cudaMemcpyDeviceToHost, stream_),
+            "cudaMemcpyAsync from the device");
+      check(cudaEventRecord(piece.free, stream_), "cudaEventRecord");
+    }
+    check(cudaEventSynchronize(travelling.front().free), "cudaEventSynchronize");
+    std::memcpy(static_cast<char*>(host) + begin, travelling.front().data,
+                static_cast<std::size_t>(std::min(staging_piece_bytes, bytes - begin)));
+    travelling.pop_front();
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,10 +12,9 @@
 #include "base/arena.h"
 #include "cuda/products.h"
 #include "ops/backend.h"
+#include "ops/cuda_plan.h"
 
 namespace rownorm::cuda {
-
-using Index = std::int64_t;
 
 // Error (exit 5) that names the call when a call of the CUDA runtime did not succeed.
 void check(cudaError_t status, const char* call);
@@ -22,48 +22,10 @@ void check(cudaError_t status, const char* call);
 // The same number, if a grid may have so many blocks: then and only then does it fit. Error (exit 5).
 unsigned grid_size(Index blocks);
 
-inline constexpr Index max_head_dim = 128;  // of the attention kernels
-
 // Gives what cudaMalloc and its like gave back.
 struct Release {
   cudaError_t (*call)(void*);
   void operator()(void* memory) const { call(memory); }
-};
-
-// What an operation needs of the workspace: built over a measuring arena to size it, over the workspace to use it.
-struct PartialSums {
-  static constexpr Index parts = 1024;  // most blocks that one sum is shared by
-  Tensor sums;                          // (parts) f64
-  explicit PartialSums(Arena& arena);
-};
-
-struct LogitsScratch {
-  static constexpr Index rows = 1024;  // of tokens, a chunk
-  Tensor logits;                       // (rows, columns) f32; columns is V padded to a multiple of 64, never read
-  Tensor gradients;                    // the same in compute precision: scale (softmax - onehot); logits itself in f32
-  Tensor losses;                       // (rows) f64
-  Tensor hidden;                       // (rows, d) f32: a chunk of h where it is bf16, for row_range
-  LogitsScratch(Arena& arena, DType compute, Index tokens, Index vocab, Index width);
-};
-
-struct NewtonSchulzScratch {
-  Tensor x, next;           // (matrices, m, n)
-  Tensor gram, polynomial;  // (matrices, short, short): A, and b A + c A A
-  Tensor squares;           // (matrices) f64
-  PartialSums sums;
-  NewtonSchulzScratch(Arena& arena, Index matrices, Index short_side, Index long_side);
-};
-
-struct DiameterScratch {
-  static constexpr Index block = 1024;  // rows a product
-  Tensor sum;                           // (d) f64, of all rows
-  Tensor square;                        // (V) f64, ||row - mean||^2
-  Tensor centred;                       // (V,d) f32, (row - mean) times a power of two
-  Tensor half_square;                   // (V) f64, ||centred||^2 / 2
-  Tensor products;                      // (min(block, V), columns) f32; columns is V padded as that of logits
-  Tensor found;                         // the best pair of each block of a kernel
-  Tensor state;                         // what the search knows
-  DiameterScratch(Arena& arena, Index vocab, Index width);
 };
 
 class CudaBackend final : public Backend {
@@ -85,7 +47,12 @@ class CudaBackend final : public Backend {
   void set_workspace(Tensor workspace, const WorkspaceSizes& sizes) override;
   std::int64_t mark() override;
   double seconds_between(std::int64_t from, std::int64_t to) override;
+  std::int64_t probe_bytes() const override;
+  void prepare_probes(Tensor scratch) override;
+  double probe_products(Tensor scratch) override;
+  double probe_stream(Tensor scratch) override;
   std::int64_t logits_chunk() const override { return LogitsScratch::rows; }
+  bool has(NewtonSchulzPrecision) const override { return true; }
 
  protected:
   void do_upload(Tensor to, const void* host) override;
@@ -116,7 +83,8 @@ class CudaBackend final : public Backend {
   void do_momentum(Tensor out, Tensor buffer, Tensor grad, const UpdateControl& control, const Momentum& m) override;
   void do_adamw(Tensor step, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad, Tensor lr, const UpdateControl& control,
                 const AdamWHyper& hyper, std::int64_t t) override;
-  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps) override;
+  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps,
+                        NewtonSchulzPrecision precision) override;
   void do_row_normalize(Tensor x, double eps) override;
   void do_scale(Tensor x, Tensor factor, double c) override;
   void do_column_sum(Tensor sum, Tensor x) override;
@@ -140,10 +108,15 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Products> products_;
   Tensor workspace_{nullptr, DType::u8, {0}};
 
-  // Pinned memory through which host buffers pass, half by half; `staged_` says when a half is free again.
-  static constexpr Index staging_bytes = Index{4} << 20;  // of a half
+  // Pinned memory through which host buffers pass, a ring of pieces; an event says when a piece is free again.
+  struct Piece {
+    char* data;
+    cudaEvent_t free;
+  };
+  Piece next_piece();
   std::unique_ptr<void, Release> staging_;
-  cudaEvent_t staged_[2] = {};
+  std::array<cudaEvent_t, staging_pieces> staged_{};
+  std::size_t next_piece_ = 0;
 
   // Of copies to and from pinned memory: number i records event i % their number, so that one used again is waited for
   // too long, never too short.
@@ -151,7 +124,7 @@ class CudaBackend final : public Backend {
   cudaEvent_t copied_[16] = {};
   Ticket copies_ = 0;
 
-  static constexpr Index most_marks = 1 << 16;  // that can still be asked for; their events are used again
+  static constexpr Index most_marks = 1 << 20;  // that can still be asked for; their events are used again
   std::vector<cudaEvent_t> marks_;
   Index marked_ = 0;
 };

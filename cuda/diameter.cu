@@ -49,6 +49,8 @@ struct State {
   Pair best;
 };
 
+static_assert(sizeof(Pair) == DiameterScratch::pair_bytes && sizeof(State) == DiameterScratch::state_bytes);
+
 struct Rows {
   const float* data;
   Index count, width;
@@ -233,15 +235,6 @@ __global__ void answer_kernel(double* distance, std::int32_t* pair, const State*
 }
 
 }  // namespace
-
-DiameterScratch::DiameterScratch(Arena& arena, Index vocab, Index width)
-    : sum(arena.add("diameter", DType::f64, {width})),
-      square(arena.add("diameter", DType::f64, {vocab})),
-      centred(arena.add("diameter", DType::f32, {vocab, width})),
-      half_square(arena.add("diameter", DType::f64, {vocab})),
-      products(arena.add("diameter", DType::f32, {std::min(block, vocab), (vocab + 63) / 64 * 64})),
-      found(arena.add("diameter", DType::u8, {block, static_cast<Index>(sizeof(Pair))})),
-      state(arena.add("diameter", DType::u8, {static_cast<Index>(sizeof(State))})) {}
 
 void CudaBackend::do_row_diameter(Tensor distance, Tensor pair, Tensor s, Index share, Index shares) {
   const Index V = s.dim(0), d = s.dim(1);

@@ -6,15 +6,6 @@
 
 namespace rownorm::cuda {
 
-// Rows of logits begin at multiples of 16 bytes, as the products of cuBLASLt and 16-byte accesses want them.
-LogitsScratch::LogitsScratch(Arena& arena, DType compute, Index tokens, Index vocab, Index width) {
-  const Index count = std::min(rows, tokens), columns = (vocab + 63) / 64 * 64;
-  logits = arena.add("logits", DType::f32, {count, columns});
-  gradients = compute == DType::f32 ? logits : arena.add("logits", compute, {count, columns});
-  losses = arena.add("logits", DType::f64, {count});
-  hidden = arena.add("logits", DType::f32, {compute == DType::f32 ? 0 : count, width});
-}
-
 namespace {
 
 constexpr int threads = 512;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "base/error.h"
+#include "ops/cuda_plan.h"
 
 namespace rownorm::cuda {
 namespace {
@@ -73,7 +74,7 @@ cublasLtMatmulPreference_t preference(const std::array<std::uint32_t, 4>& alignm
   const auto set = [made](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     check(cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), "cublasLtMatmulPreference");
   };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(Products::workspace_bytes));
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(products_bytes));
   // Split sums only where the parts are added in a fixed order: in the workspace, not in place.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
@@ -170,7 +171,7 @@ void Products::multiply(std::int64_t m, std::int64_t n, std::int64_t k, double a
   const auto by = static_cast<float>(alpha), keep = static_cast<float>(beta);
   check(cublasLtMatmul(library_->handle, plan->description.get(), &by, b.data, plan->first.get(), a.data,
                        plan->second.get(), &keep, c, plan->result.get(), d.data, plan->result.get(), &plan->algorithm,
-                       workspace_, static_cast<std::size_t>(workspace_bytes), stream_),
+                       workspace_, static_cast<std::size_t>(products_bytes), stream_),
         "cublasLtMatmul");
 }
 

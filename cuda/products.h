@@ -30,15 +30,13 @@ enum class Multiply { f32, tf32 };
 
 class Products {
  public:
-  static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;  // what cuBLAS itself takes on a Hopper GPU
-
   // Everything is enqueued on `stream`. Error (exit 5) when cuBLASLt does not work.
   explicit Products(cudaStream_t stream);
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  void set_workspace(void* workspace) { workspace_ = workspace; }
+  void set_workspace(void* workspace) { workspace_ = workspace; }  // of products_bytes
 
   // d(m,n) = alpha a(m,k) b(k,n) + beta c for each of `count`, c of d's dtype and layout, at d when null, and not read
   // when beta is 0. With k = 0 the product is zero. How a shape is computed is chosen once, and adds in a fixed order.

@@ -5,8 +5,6 @@
 
 namespace rownorm::cuda {
 
-PartialSums::PartialSums(Arena& arena) : sums(arena.add("sums", DType::f64, {parts})) {}
-
 namespace {
 
 constexpr int threads = 256, warps = threads / 32;

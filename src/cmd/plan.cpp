@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "cmd/commands.h"
 #include "data/shards.h"
+#include "ops/cuda_plan.h"
 #include "ops/open.h"
 #include "train/config.h"
 #include "train/training.h"
@@ -9,17 +10,17 @@
 namespace rownorm {
 
 void print_plan(const Config& config, int ranks) {
-  // What cuda computes in, without a device; the others are opened: they are ordinary code.
-  const bool only_cuda_has_it = config.precision == "bf16" || config.precision == "tf32";
-  const std::string device = config.device != "auto" ? config.device : only_cuda_has_it ? "cuda" : "cpu";
+  // CUDA is planned for without a device; the others are opened: they are ordinary code.
+  const std::string device = config.device != "auto" ? config.device : only_cuda_has(config) ? "cuda" : "cpu";
   const bool cuda = device == "cuda";
   const auto be = cuda ? nullptr : open_backend(device, config.precision);
   const DType master = cuda ? DType::f32 : be->master_dtype();
-  const bool bf16 = cuda && (config.precision == "auto" || config.precision == "bf16");
-  const DType compute = bf16 ? DType::bf16 : master;
+  const DType compute = cuda ? cuda::compute_dtype_of(config.precision) : be->compute_dtype();
+  const WorkspaceSizes sizes = workspace_sizes(config);
 
   Arena plan;
-  make_training(plan, config, compute, master, cuda ? 0 : be->workspace_bytes(workspace_sizes(config)), 0, ranks);
+  make_training(plan, config, compute, master,
+                cuda ? cuda::workspace_bytes(compute, sizes) : be->workspace_bytes(sizes), 0, ranks);
   const std::int64_t parameters = parameter_count(config.model);
   const auto line = [](const char* what, const std::string& value) { fmt::print("{:<22} {}\n", what, value); };
   line("name", config.name);
@@ -39,8 +40,8 @@ void print_plan(const Config& config, int ranks) {
        fmt::format("{:.4g}", flops_per_token(config.model) *
                                  static_cast<double>(config.last_update() * config.tokens_per_update())));
   for (const auto& [purpose, bytes] : plan.by_purpose()) line(("memory: " + purpose).c_str(), human_bytes(bytes));
-  if (cuda) line("memory: workspace", "not included: planned by the CUDA module");
   line("memory: total", fmt::format("{} ({} bytes)", human_bytes(plan.bytes()), plan.bytes()));
+  if (cuda) line("pinned host memory", human_bytes(cuda::staging_bytes));
   for (const auto& [what, pattern] : {std::pair{"train", config.data.train}, {"validation", config.data.validation}}) {
     try {
       line(fmt::format("data: {}", what).c_str(), fmt::format("{} shards", expand_pattern(pattern).size()));

@@ -256,7 +256,10 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
   }
   if (due.log && updates > 0) {
     r["performance/seconds_per_update"] = seconds / static_cast<double>(updates);
-    r["performance/tokens_per_second"] = static_cast<double>(updates * c.tokens_per_update()) / seconds;
+    const double rate = static_cast<double>(updates * c.tokens_per_update()) / seconds;
+    r["performance/tokens_per_second"] = rate;
+    if (c.peak_tflops)
+      r["performance/mfu"] = rate * flops_per_token(c.model) / (*c.peak_tflops * 1e12 * run.comm.size());
     r["memory/peak_allocated_gib"] = static_cast<double>(run.planned_bytes) / (1024.0 * 1024.0 * 1024.0);
   }
   return r;
@@ -436,6 +439,7 @@ int train(const TrainOptions& options, Comm& comm) {
 
   together(comm, [&] {
     run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size());
+    check_newton_schulz(c, *run.be);
     if (comm.size() > 1 && run.be->name() == "cuda")  // it needs NCCL: MPI reduces the host's memory
       fail(Exit::device, "[ranks] device cuda: one process only so far, started as {}; use device cpu", comm.size());
     log_line(version_line());

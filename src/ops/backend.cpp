@@ -446,8 +446,13 @@ void Backend::adamw(Tensor step, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad,
   do_adamw(step, exp_avg, exp_avg_sq, grad, lr, control, hyper, t);
 }
 
-void Backend::newton_schulz(std::span<const Tensor> matrices, int steps, double eps) {
+const char* name_of(NewtonSchulzPrecision precision) {
+  return precision == NewtonSchulzPrecision::fp32 ? "fp32" : precision == NewtonSchulzPrecision::tf32 ? "tf32" : "bf16";
+}
+
+void Backend::newton_schulz(std::span<const Tensor> matrices, int steps, double eps, NewtonSchulzPrecision precision) {
   const Check check{"newton_schulz"};
+  if (!has(precision)) check.wrong("precision", name_of(precision), "fp32 on " + name());
   check.that(steps >= 0, "steps", steps, "at least 0");
   if (matrices.empty()) return;
   check.matrix("matrix 0", matrices[0], master_dtype());
@@ -459,7 +464,7 @@ void Backend::newton_schulz(std::span<const Tensor> matrices, int steps, double 
                                       count * steps * (2 * product(s, s, l) + product(s, s, s)),
                                       count * bytes(matrices[0], matrices[0]),
                                       {std::ssize(matrices), matrices[0].dim(0), matrices[0].dim(1), steps}});
-  do_newton_schulz(matrices, steps, eps);
+  do_newton_schulz(matrices, steps, eps, precision);
 }
 
 void Backend::row_normalize(Tensor x, double eps) {

@@ -21,6 +21,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/tensor.h"
@@ -43,17 +44,27 @@ struct AdamWHyper {
   double beta1, beta2, eps;
 };
 
+// How newton_schulz multiplies, with sums in fp32: fp32 is the device's best (f64 on the reference); tf32 rounds what
+// it multiplies to 11 bits; bf16 also holds the iterates in bf16, normalised before.
+enum class NewtonSchulzPrecision { fp32, tf32, bf16 };
+const char* name_of(NewtonSchulzPrecision precision);
+
+// Of one newton_schulz call; a matrix and its transpose need the same.
+struct NewtonSchulzSizes {
+  std::int64_t matrices = 0, short_side = 0, long_side = 0;
+  NewtonSchulzPrecision precision = NewtonSchulzPrecision::fp32;
+};
+
 // The largest shapes a run will use, from which a backend sizes its one workspace.
 struct WorkspaceSizes {
-  std::int64_t tokens = 0;                         // N of one micro-batch
-  std::int64_t context = 0;                        // T
-  std::int64_t width = 0;                          // d
-  std::int64_t heads = 0;                          // H
-  std::int64_t vocab = 0;                          // V
-  std::int64_t panel = 0;                          // P; 0 = row_range is not used
-  bool diameter = false;                           // row_diameter of (V, d) is used
-  std::int64_t matrix_short = 0, matrix_long = 0;  // largest matrix of newton_schulz, sides sorted; 0 = not used
-  std::int64_t matrices = 0;                       // most matrices in one newton_schulz call
+  std::int64_t tokens = 0;                            // N of one micro-batch
+  std::int64_t context = 0;                           // T
+  std::int64_t width = 0;                             // d
+  std::int64_t heads = 0;                             // H
+  std::int64_t vocab = 0;                             // V
+  std::int64_t panel = 0;                             // P; 0 = row_range is not used
+  bool diameter = false;                              // row_diameter of (V, d) is used
+  std::vector<NewtonSchulzSizes> newton_schulz = {};  // one of them bounds each call
 };
 
 // One call of an operation as an observer sees it: what its equations ask for, however a backend goes about it.
@@ -117,6 +128,7 @@ class Backend {
   // compute precision (the FLOPs are returned), and a stream through more memory than its caches hold (bytes read and
   // written). 0: there is no such figure, as for plain loops.
   virtual std::int64_t probe_bytes() const { return 0; }
+  virtual void prepare_probes(Tensor) {}  // once, before the two below
   virtual double probe_products(Tensor) { return 0; }
   virtual double probe_stream(Tensor) { return 0; }
   // Tokens of which head_loss and row_range hold the logits at a time.
@@ -180,7 +192,9 @@ class Backend {
   // In place on matrices of one shape (m,n): x /= ||x||_F + eps, then `steps` times, on the side with fewer rows,
   // A = x x^T, x = 3.4445 x + (-4.7750 A + 2.0315 A A) x: a matrix with m > n is treated as its transpose. A zero
   // matrix stays exactly zero, also with eps = 0.
-  void newton_schulz(std::span<const Tensor> matrices, int steps, double eps);
+  void newton_schulz(std::span<const Tensor> matrices, int steps, double eps,
+                     NewtonSchulzPrecision precision = NewtonSchulzPrecision::fp32);
+  virtual bool has(NewtonSchulzPrecision precision) const { return precision == NewtonSchulzPrecision::fp32; }
   // In place: row i /= ||row i||_2 + eps, the norm in f64. A zero row stays exactly zero, also with eps = 0.
   void row_normalize(Tensor x, double eps);
   void scale(Tensor x, Tensor factor, double c);      // in place: x *= factor(1) f64 * c
@@ -238,7 +252,8 @@ class Backend {
   virtual void do_momentum(Tensor out, Tensor buffer, Tensor grad, const UpdateControl& control, const Momentum& m) = 0;
   virtual void do_adamw(Tensor step, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad, Tensor lr,
                         const UpdateControl& control, const AdamWHyper& hyper, std::int64_t t) = 0;
-  virtual void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps) = 0;
+  virtual void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps,
+                                NewtonSchulzPrecision precision) = 0;
   virtual void do_row_normalize(Tensor x, double eps) = 0;
   virtual void do_scale(Tensor x, Tensor factor, double c) = 0;
   virtual void do_column_sum(Tensor sum, Tensor x) = 0;

@@ -17,7 +17,7 @@ void muon_step(Backend& be, const OptimizerConfig& config, std::span<const Slot>
     std::size_t end = begin;
     for (; end < slots.size() && slots[end].step.shape == slots[begin].step.shape; ++end)
       same_shape.push_back(slots[end].step);
-    be.newton_schulz(same_shape, config.newton_schulz_steps, config.eps);
+    be.newton_schulz(same_shape, config.newton_schulz_steps, config.eps, config.newton_schulz_precision);
     begin = end;
   }
 

@@ -17,6 +17,7 @@ using namespace fields;
 constexpr Words algorithms{"muon", "adamw", "rownorm"};
 constexpr Words recomputes{"none", "block"};
 constexpr Words devices{"auto", "cpu", "cuda", "reference"};
+constexpr Words newton_schulz_precisions{"fp32", "tf32", "bf16"};
 constexpr Words precisions{"auto", "bf16", "tf32", "fp32", "fp64"};
 
 // ---- The keys ----
@@ -31,6 +32,7 @@ void visit_optimizer(Visitor& at, Optimizer& o) {
       at.field("nesterov", o.nesterov);
       at.field("weight_decay", o.weight_decay, at_least(0), 0.1);
       at.field("newton_schulz_steps", o.newton_schulz_steps, between(0, 100));
+      at.field("newton_schulz_precision", o.newton_schulz_precision, newton_schulz_precisions);
       at.field("eps", o.eps, at_least(0), 1e-5);
       break;
     case Algorithm::adamw:
@@ -95,6 +97,7 @@ void visit(Visitor& top, C& c) {
     at.field("hilbert_panel", d.hilbert_panel);
   });
   top.field("log_every", c.log_every, at_least(1));
+  top.field("peak_tflops", c.peak_tflops, above(0));
   top.field("checkpoint", [&k = c.checkpoint](auto& at) {
     at.field("every", k.every, at_least(0));
     at.field("keep", k.keep, at_least(1));
@@ -191,6 +194,22 @@ void check_precision(const Config& c, const Source& source) {
                   c.precision, c.device);
 }
 
+// The roles that ask for a newton_schulz_precision that not every device has.
+std::vector<std::pair<std::string, NewtonSchulzPrecision>> special_newton_schulz(const Config& c) {
+  std::vector<std::pair<std::string, NewtonSchulzPrecision>> found;
+  for (const auto& [role, o] :
+       {std::pair{"hidden", &c.optimizer.hidden}, {"embedding", &c.optimizer.embedding}, {"head", &c.optimizer.head}})
+    if (o->newton_schulz_precision != NewtonSchulzPrecision::fp32)
+      found.emplace_back(fmt::format("optimizer.{}.newton_schulz_precision", role), o->newton_schulz_precision);
+  return found;
+}
+
+void check_newton_schulz(const Config& c, const Source& source) {
+  if (c.device == "cuda" || c.device == "auto") return;
+  for (const auto& [path, precision] : special_newton_schulz(c))
+    source.reject(path, "{} on device {}, must be fp32; cuda has tf32 and bf16", name_of(precision), c.device);
+}
+
 void check(const Config& c, std::int64_t ranks, const Source& source) {
   const auto& m = c.model;
   if (m.head_dim % 2 != 0) source.reject("model.head_dim", "{}, must be even (RoPE turns pairs)", m.head_dim);
@@ -203,6 +222,7 @@ void check(const Config& c, std::int64_t ranks, const Source& source) {
                   m.context, c.evaluation.tokens - rest + m.context);
   check_panel(c, source);
   check_precision(c, source);
+  check_newton_schulz(c, source);
 }
 
 }  // namespace
@@ -253,6 +273,17 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
   return parse_config(read_text("config", path), path.string(), overrides, ranks);
 }
 
+bool only_cuda_has(const Config& c) {
+  return c.precision == "bf16" || c.precision == "tf32" || !special_newton_schulz(c).empty();
+}
+
+void check_newton_schulz(const Config& config, const Backend& be) {
+  for (const auto& [path, precision] : special_newton_schulz(config))
+    if (!be.has(precision))
+      fail(Exit::usage, "[config] {}: {} on device {}, which \"auto\" became, must be fp32; cuda has tf32 and bf16",
+           path, name_of(precision), be.name());
+}
+
 Json to_json(const Config& config) {
   Json json;
   Writer writer(json);
@@ -265,10 +296,10 @@ Json to_json(const Config& config) {
 namespace {
 
 bool may_differ(const std::string& path) {
-  for (const std::string_view free :
-       {"device", "precision", "recompute", "batch.micro_batch", "schedule.max_updates", "log_every", "name", "output"})
+  for (const std::string_view free : {"device", "precision", "recompute", "batch.micro_batch", "schedule.max_updates",
+                                      "log_every", "name", "output", "peak_tflops"})
     if (path == free) return true;
-  return path.starts_with("checkpoint.") || path.starts_with("data.");
+  return path.starts_with("checkpoint.") || path.starts_with("data.") || path.ends_with(".newton_schulz_precision");
 }
 
 void compare(const Json* before, const Json* now, const std::string& path, std::vector<std::string>& differences) {

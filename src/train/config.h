@@ -45,6 +45,7 @@ struct Config {
     std::vector<PositionRange> hilbert_panel;  // disjoint
   } diagnostics;
   std::int64_t log_every = 10;
+  std::optional<double> peak_tflops;  // of one rank's device
   struct {
     std::int64_t every = 1000, keep = 2;
     std::vector<std::int64_t> keep_updates;
@@ -70,12 +71,19 @@ Config load_config(const std::filesystem::path& path, const std::vector<std::str
 Config parse_config(const std::string& text, const std::string& where, const std::vector<std::string>& overrides,
                     std::int64_t ranks = 1);
 
+// Whether only CUDA has the precisions that it asks for, with device "auto" too.
+bool only_cuda_has(const Config& config);
+
+// exit 2 where the backend that "auto" became lacks a newton_schulz_precision. (Of other devices load_config has seen.)
+void check_newton_schulz(const Config& config, const Backend& be);
+
 // The resolved config: every key written, one of each alternative pair; itself a valid config that reads back equal.
 nlohmann::ordered_json to_json(const Config& config);
 
 // Full paths of the keys in which two resolved configs differ, leaving out those that may differ on resume (device,
-// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, name, output, data.*); data
-// is compared by the caller. One line a key: "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now".
+// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, name, output, peak_tflops,
+// optimizer.*.newton_schulz_precision, data.*); data is compared by the caller. One line a key: "optimizer.head.lr:
+// 0.0032 in the checkpoint, 0.004 now".
 std::vector<std::string> differences_on_resume(const nlohmann::ordered_json& checkpoint,
                                                const nlohmann::ordered_json& now);
 

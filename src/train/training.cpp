@@ -14,17 +14,15 @@ WorkspaceSizes workspace_sizes(const Config& config) {
   sizes.vocab = m.vocab_size;
   sizes.panel = config.panel_positions();
   sizes.diameter = config.diagnostics.diameter_every > 0;
-  const auto matrix = [&](std::int64_t rows, std::int64_t cols, std::int64_t count) {
-    sizes.matrix_short = std::max(sizes.matrix_short, std::min(rows, cols));
-    sizes.matrix_long = std::max(sizes.matrix_long, std::max(rows, cols));
-    sizes.matrices = std::max(sizes.matrices, count);
+  const auto matrices = [&](const OptimizerConfig& c, std::int64_t count, std::int64_t rows) {
+    if (c.algorithm == Algorithm::muon)
+      sizes.newton_schulz.push_back(
+          {count, std::min(rows, m.width), std::max(rows, m.width), c.newton_schulz_precision});
   };
-  if (config.optimizer.hidden.algorithm == Algorithm::muon) {
-    matrix(m.width, m.width, 4);        // q, k, v, out
-    matrix(m.mlp_width(), m.width, 2);  // gate, up
-  }
-  for (const OptimizerConfig* c : {&config.optimizer.embedding, &config.optimizer.head})
-    if (c->algorithm == Algorithm::muon) matrix(m.vocab_size, m.width, 1);
+  matrices(config.optimizer.hidden, 4, m.width);        // q, k, v, out
+  matrices(config.optimizer.hidden, 2, m.mlp_width());  // gate, up; down is less
+  matrices(config.optimizer.embedding, 1, m.vocab_size);
+  matrices(config.optimizer.head, 1, m.vocab_size);
   return sizes;
 }
 

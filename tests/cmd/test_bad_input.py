@@ -268,6 +268,10 @@ VALUES = [
     ("optimizer.hidden.lr", "fast", '"fast"', "number"),
     ("optimizer.hidden.algorithm", "sgd", '"sgd"', "muon, adamw, rownorm"),
     ("optimizer.hidden.newton_schulz_steps", "101", "101", "[0, 100]"),
+    ("optimizer.hidden.newton_schulz_precision", "fp8", '"fp8"', "fp32, tf32, bf16"),
+    ("optimizer.hidden.newton_schulz_precision", "tf32", "tf32", "device cpu", "must be fp32"),
+    ("optimizer.head.newton_schulz_precision", "tf32", "unknown key"),
+    ("peak_tflops", "-1", "-1", "> 0"),
     ("optimizer.hidden.momentum", "1", "1", "[0, 1)"),
     ("optimizer.hidden.nesterov", "1", "1", "true or false"),
     ("optimizer.embedding.betas", "[0.9]", "[0.9]", "two numbers"),
@@ -604,9 +608,31 @@ def test_dry_run_opens_nothing(world: World, device: str) -> None:
     assert "memory: total" in result.out
 
 
-def test_dry_run_plans_what_only_cuda_has(world: World) -> None:
-    world.set(device="auto", precision="bf16")
-    assert "cuda" in expect_ok(world.train("--dry-run")).out
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"optimizer__hidden__newton_schulz_precision": "tf32"}])
+def test_dry_run_plans_what_only_cuda_has(world: World, changes: dict[str, str]) -> None:
+    world.set(device="auto", **changes)
+    assert "auto (planned for cuda)" in expect_ok(world.train("--dry-run")).out
+
+
+def test_dry_run_plans_cuda_whole(world: World) -> None:
+    """With its workspace: at least cuBLASLt's 32 MiB, and the logits of a micro-batch in f32."""
+    world.set(device="cuda", batch__micro_batch=6)
+    lines = expect_ok(world.train("--dry-run")).out.splitlines()
+    (workspace,) = [line for line in lines if line.startswith("memory: workspace")]
+    assert float(workspace.split()[-2]) * 2**20 >= 32 * 2**20 + 6 * CONTEXT * VOCAB * 4
+    assert [line.split() for line in lines if line.startswith("pinned")] == [["pinned", "host", "memory", "8.0", "MiB"]]
+
+
+def test_dry_run_refuses_heads_that_cuda_does_not_have(world: World) -> None:
+    world.set(device="cuda", model__width=256, model__head_dim=256)
+    expect_error(world.train("--dry-run"), USAGE, "head_dim 256", "at most 128")
+
+
+def test_newton_schulz_precision_where_auto_becomes_the_cpu(world: World) -> None:
+    world.set(device="auto", optimizer__hidden__newton_schulz_precision="bf16")
+    expected = "optimizer.hidden.newton_schulz_precision: bf16", "device cpu", '"auto"'
+    expect_error(world.train(), USAGE, *expected)
+    expect_error(run("bench", world.folder / "config.json"), USAGE, *expected)
 
 
 def test_dry_run_checks_the_config(world: World) -> None:

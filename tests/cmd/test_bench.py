@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import CONTEXT, TOKENS_PER_UPDATE, VOCAB, expect_error, expect_ok, run, tiny_config, tree
+from support import CONTEXT, TOKENS_PER_UPDATE, VOCAB, default_ranks, expect_error, expect_ok, run, tiny_config, tree
 from support import write_config as write
 
 USAGE, DATA, NUMBERS, DEVICE = 2, 3, 4, 5
@@ -213,6 +213,22 @@ def test_parts_add_up_to_wholes(folder: Path) -> None:
         if o["flops"] == 0:
             assert o["bound"] == "bandwidth"
             assert o["of_bound"] * o["seconds"] == pytest.approx(traffic)
+
+
+def test_training_records_the_mfu_of_a_known_peak(data: Path, tmp_path: Path) -> None:
+    for peak in (None, 1.5):
+        config = tiny_config(data, tmp_path / f"run-{peak}", schedule__updates=4, peak_tflops=peak)
+        expect_ok(run("train", write(tmp_path / "train.json", config)))
+        lines = (tmp_path / f"run-{peak}" / "metrics.jsonl").read_text().splitlines()
+        logged = [r for r in map(json.loads, lines) if "performance/tokens_per_second" in r]
+        assert len(logged) == 2
+        for record in logged:
+            if peak is None:
+                assert "performance/mfu" not in record
+                continue
+            flops = 6 * (HIDDEN + V * D) + 3 * LAYERS * 2 * 2 * D * T // 2  # a token, as in test_counts
+            rate = record["performance/tokens_per_second"]
+            assert record["performance/mfu"] == pytest.approx(rate * flops / 1.5e12 / default_ranks)
 
 
 def test_text_and_json_agree(folder: Path) -> None:

@@ -360,7 +360,7 @@ TEST_P(Kernels, Update) {
 TEST_P(Kernels, NewtonSchulz) {
   for (const auto& [count, m, n] : {std::array<Index, 3>{1, 1, 1}, {3, 5, 9}, {2, 9, 5}, {2, 64, 32}})
     compare(
-        sizes_text({count, m, n}), {.matrix_short = std::min(m, n), .matrix_long = std::max(m, n), .matrices = count},
+        sizes_text({count, m, n}), {.newton_schulz = {{count, std::min(m, n), std::max(m, n)}}},
         [&, count = count, m = m, n = n](Bench& be) {
           std::vector<Tensor> matrices;
           for (Index i = 0; i < count; ++i) matrices.push_back(master(be, {m, n}, static_cast<unsigned>(i)));
@@ -371,6 +371,92 @@ TEST_P(Kernels, NewtonSchulz) {
         // makes what the steps before it rounded up to 3.4445 times as large
         std::vector<Bound>(static_cast<std::size_t>(count),
                            {std::pow(3.4445, 2) * 15 * static_cast<double>(std::max(m, n)), 0, 0}));
+}
+
+// The first `columns` columns of a product of Householder reflections: orthonormal to the rounding of f64.
+Values orthonormal(Index rows, Index columns, unsigned seed) {
+  Values q(static_cast<std::size_t>(rows * columns));
+  for (Index i = 0; i < columns; ++i) q[static_cast<std::size_t>(i * columns + i)] = 1;
+  for (unsigned reflection = 0; reflection < 4; ++reflection) {
+    const Values v = normals(rows, seed + reflection);
+    double square = 0;
+    for (const double x : v) square += x * x;
+    for (Index j = 0; j < columns; ++j) {
+      double dot = 0;
+      for (Index i = 0; i < rows; ++i)
+        dot += v[static_cast<std::size_t>(i)] * q[static_cast<std::size_t>(i * columns + j)];
+      for (Index i = 0; i < rows; ++i)
+        q[static_cast<std::size_t>(i * columns + j)] -= 2 * dot / square * v[static_cast<std::size_t>(i)];
+    }
+  }
+  return q;
+}
+
+// U diag(s) V^T becomes U diag(f(f(... s / ||s||))) V^T, f(s) = a s + b s^3 + c s^5, whatever multiplies. f is between
+// its minimum 0.682 (at 1.050) and its maximum 1.203 (at 0.555) once s has passed 0.21, which s > 0.0015 does in four
+// steps.
+TEST_P(Kernels, NewtonSchulzMovesSingularValuesAsThePolynomialDoes) {
+  // Where s is near 1, what is rounded weighs this much in a step: A, |b| + 2c = 8.9, in A A, c = 2.1, and the last
+  // product, |b + c| = 2.8. tf32 rounds both operands of the three products, bf16 A, the polynomial and x when they are
+  // stored. A rounding is u / sqrt(6) relative in the root mean square (uniform in +-u, over significands from 1 to 2);
+  // f' is about 1 there, so that what five steps leave adds up as independent errors do; x2 for the spread. In fp32:
+  // sums of at most max(m, n) terms, each of the same weights.
+  const double tf32 = 2 * std::sqrt(5.0 / 6) * u_tf32 * std::sqrt(2 * (8.9 * 8.9 + 2.1 * 2.1 + 2.8 * 2.8));
+  const double bf16 = 2 * std::sqrt(5.0 / 6) * u16 * std::sqrt(8.9 * 8.9 + 2.8 * 2.8 + 1);
+  for (const auto& [m, n] : {std::array<Index, 2>{48, 48}, {31, 70}, {70, 31}}) {
+    const Index r = std::min(m, n);
+    const double fp32 = 2 * std::sqrt(5 * static_cast<double>(std::max(m, n))) * u32 * 9.6;
+    const Values u = orthonormal(m, r, 1), v = orthonormal(n, r, 11);
+    Values s, moved;
+    double square = 0;
+    for (Index i = 0; i < r; ++i) {
+      s.push_back(std::pow(0.05, static_cast<double>(i) / static_cast<double>(r - 1)));  // 1 to 0.05
+      square += s.back() * s.back();
+    }
+    for (double x : s) {
+      x /= std::sqrt(square) + 1e-5;
+      ASSERT_GT(x, 0.0015);
+      for (int step = 0; step < 5; ++step)
+        x = newton_schulz_a * x + newton_schulz_b * x * x * x + newton_schulz_c * std::pow(x, 5);
+      moved.push_back(x);
+      ASSERT_TRUE(x > 0.68 && x < 1.21) << x;
+    }
+    const auto matrix = [&, m = m, n = n](const Values& values) {
+      Values product;
+      for (Index i = 0; i < m; ++i)
+        for (Index j = 0; j < n; ++j) {
+          double sum = 0;
+          for (Index k = 0; k < r; ++k)
+            sum += u[static_cast<std::size_t>(i * r + k)] * values[static_cast<std::size_t>(k)] *
+                   v[static_cast<std::size_t>(j * r + k)];
+          product.push_back(sum);
+        }
+      return product;
+    };
+    const Values expected = matrix(moved);
+    double last = 0;
+    for (const auto& [precision, bound] : {std::pair{NewtonSchulzPrecision::fp32, fp32},
+                                           {NewtonSchulzPrecision::tf32, tf32},
+                                           {NewtonSchulzPrecision::bf16, bf16}}) {
+      Bench be(GetParam(), {.newton_schulz = {{2, r, std::max(m, n), precision}}});
+      const std::array matrices{be.tensor(be.master(), {m, n}, matrix(s)), be.zeros(be.master(), {m, n})};
+      be->newton_schulz(matrices, 5, 1e-5, precision);
+      const Values result = be.values(matrices[0]);
+      const double error = golden::relative_l2(result, expected);
+      EXPECT_LE(error, bound) << name_of(precision) << " " << sizes_text({m, n});
+      EXPECT_GT(error, 4 * last) << name_of(precision) << ": no less precise than the one before";
+      last = error;
+      for (Index k = 0; k < r; ++k) {  // u_k^T X v_k
+        double value = 0;
+        for (Index i = 0; i < m; ++i)
+          for (Index j = 0; j < n; ++j)
+            value += u[static_cast<std::size_t>(i * r + k)] * result[static_cast<std::size_t>(i * n + j)] *
+                     v[static_cast<std::size_t>(j * r + k)];
+        EXPECT_TRUE(value > 0.68 - bound && value < 1.21 + bound) << name_of(precision) << ": " << value;
+      }
+      EXPECT_EQ(be.values(matrices[1]), Values(static_cast<std::size_t>(m * n), 0)) << name_of(precision);
+    }
+  }
 }
 
 TEST_P(Kernels, Diameter) {
@@ -416,6 +502,44 @@ TEST_P(Kernels, MarksAreInTheOrderOfTheQueue) {
   be->fill(be.zeros(DType::f32, {1000}), 3);
   const auto to = be->mark();
   EXPECT_GE(be->seconds_between(from, to), 0);
+}
+
+// On a piece of memory that the CPU can multiply: of 32 KiB the products take 32 or 64 rows.
+TEST_P(Products, ProbesSayWhatTheyDidAndStayInTheirHalves) {
+  Bench be(GetParam(), {});
+  const Index bytes = 32768, half = bytes / 2, element = size_of(be.compute()), side = bf16() ? 64 : 32;
+  const Tensor scratch = be.zeros(DType::u8, {bytes});
+  be->prepare_probes(scratch);
+  const auto part = [&](Index offset, Index rows) {
+    return Tensor{static_cast<char*>(scratch.data) + offset, be.compute(), {rows, side}};
+  };
+  const Values a = be.values(part(0, side)), b = be.values(part(side * side * element, side));
+  double mean = 0, square = 0;
+  for (const Values& values : {a, b})
+    for (const double x : values) {
+      mean += x / static_cast<double>(2 * side * side);
+      square += x * x / static_cast<double>(2 * side * side);
+    }
+  EXPECT_NEAR(mean, 0, 4 * std::sqrt(1.0 / 3 / static_cast<double>(2 * side * side)));  // uniform in (-1, 1)
+  EXPECT_NEAR(square, 1.0 / 3, 4 * std::sqrt(4.0 / 45 / static_cast<double>(2 * side * side)));
+
+  EXPECT_EQ(be->probe_products(scratch), 2 * std::pow(static_cast<double>(side), 3));
+  EXPECT_EQ(be.values(part(0, side)), a);
+  Values product(a.size());
+  for (Index i = 0; i < side; ++i)
+    for (Index j = 0; j < side; ++j)
+      for (Index k = 0; k < side; ++k)
+        product[static_cast<std::size_t>(i * side + j)] +=
+            a[static_cast<std::size_t>(i * side + k)] * b[static_cast<std::size_t>(j * side + k)];
+  EXPECT_LE(golden::relative_l2(be.values(part(half, side)), product),
+            2 * (u32 * std::sqrt(side) + (bf16()   ? u16
+                                          : tf32() ? u_tf32 * std::sqrt(2)
+                                                   : 0)));
+
+  EXPECT_EQ(be->probe_stream(scratch), static_cast<double>(bytes));
+  EXPECT_EQ(be.values(part(half, 2 * side)), be.values(part(0, 2 * side)));
+  EXPECT_EQ(be.values(part(0, side)), a);
+  EXPECT_EQ(be->probe_bytes(), Index{1} << 30);  // of the stand-in's 80 GiB
 }
 
 const auto backend_name = [](const auto& backend) { return backend.param; };

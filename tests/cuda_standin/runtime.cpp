@@ -75,6 +75,7 @@ struct State {
   std::set<Event*> events;
   std::map<const void*, std::size_t> smem_limits;
   std::size_t handles = 0;
+  std::size_t waits = 0;  // of the host for work that was not done
   cudaError_t last = cudaSuccess;
 };
 
@@ -138,8 +139,14 @@ void run_until(Stream& s, std::uint64_t position) {
   }
 }
 
+// The host waits.
+void wait_for(Stream& s, std::uint64_t position) {
+  if (s.done < position) ++state().waits;
+  run_until(s, position);
+}
+
 void wait_for(Stream& s) {
-  run_until(s, s.begun);
+  wait_for(s, s.begun);
   tsan::acquire(&s.finished);
 }
 
@@ -302,6 +309,8 @@ Mode& mode() {
   static Mode m = mode_from_environment();
   return m;
 }
+
+std::size_t standin_waits() { return state().waits; }
 
 Live live() {
   const State& s = state();
@@ -562,7 +571,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   HELD;
   Event& e = event_of(event);
   if (e.stream == nullptr) return cudaSuccess;
-  run_until(*e.stream, e.position);
+  wait_for(*e.stream, e.position);
   tsan::acquire(&e.token);
   return cudaSuccess;
 }

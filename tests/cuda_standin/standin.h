@@ -32,6 +32,10 @@ Mode& mode();
 struct Live {
   std::size_t device, pinned, streams, events, handles, bytes;
 };
+// How often the host has waited for work that was not done yet; only in lazy mode is there such work. A test that opens
+// a module finds it there by name.
+extern "C" std::size_t standin_waits();
+
 Live live();  // what has not been released; anything left when the process ends is reported and fails it
 
 }  // namespace standin

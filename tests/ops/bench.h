@@ -68,16 +68,14 @@ class Bench {
   }
 
   // The largest shapes that tests on a bench use.
-  static constexpr WorkspaceSizes largest{.tokens = 96,
-                                          .context = 64,
-                                          .width = 64,
-                                          .heads = 8,
-                                          .vocab = 1400,
-                                          .panel = 64,
-                                          .diameter = true,
-                                          .matrix_short = 64,
-                                          .matrix_long = 160,
-                                          .matrices = 8};
+  static inline const WorkspaceSizes largest{.tokens = 96,
+                                             .context = 64,
+                                             .width = 64,
+                                             .heads = 8,
+                                             .vocab = 1400,
+                                             .panel = 64,
+                                             .diameter = true,
+                                             .newton_schulz = {{8, 64, 160}}};
 
  private:
   std::unique_ptr<Backend> backend_;

@@ -403,15 +403,8 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
       values[static_cast<std::size_t>(n / 3)] = static_cast<double>(bad);
       return values;
     };
-    const WorkspaceSizes sizes{.tokens = N,
-                               .context = 35,
-                               .width = d,
-                               .heads = H,
-                               .vocab = V,
-                               .panel = N,
-                               .matrix_short = V,
-                               .matrix_long = N,
-                               .matrices = 1};
+    const WorkspaceSizes sizes{
+        .tokens = N, .context = 35, .width = d, .heads = H, .vocab = V, .panel = N, .newton_schulz = {{1, V, N}}};
     compare_non_finite(
         [&](World& w) {
           const Tensor y = w.output({N, d}), rstd = w.output({N}), dx = w.input({N, d}, normals(N * d, 1));
@@ -524,8 +517,7 @@ TEST(Cpu, NewtonSchulz) {
         },
         // a step multiplies an error by 3.4 at most, and only where singular values are still small; where they are
         // near 1 its slope is below 1
-        {.matrix_short = short_side, .matrix_long = long_side, .matrices = count},
-        Values(static_cast<std::size_t>(count), 16 * bound(2)));
+        {.newton_schulz = {{count, short_side, long_side}}}, Values(static_cast<std::size_t>(count), 16 * bound(2)));
   }
 }
 
@@ -734,8 +726,7 @@ TEST(Cpu, WorkspaceIsTheLargestOperation) {
   EXPECT_GE(be->workspace_bytes(loss), 256 * 50257 * 4);
   EXPECT_LE(be->workspace_bytes(loss), 256 * 50257 * 4 + 256);
   WorkspaceSizes both = loss;
-  both.matrices = 1;
-  both.matrix_short = both.matrix_long = 16;
+  both.newton_schulz = {{1, 16, 16}};
   EXPECT_EQ(be->workspace_bytes(both), be->workspace_bytes(loss));
 }
 

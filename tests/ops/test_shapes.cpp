@@ -52,7 +52,7 @@ class Recorder final : public Backend {
   void do_clip(const UpdateControl&, T, T, double) override { reached = "clip"; }
   void do_momentum(T, T, T, const UpdateControl&, const Momentum&) override { reached = "momentum"; }
   void do_adamw(T, T, T, T, T, const UpdateControl&, const AdamWHyper&, std::int64_t) override { reached = "adamw"; }
-  void do_newton_schulz(std::span<const T>, int, double) override { reached = "newton_schulz"; }
+  void do_newton_schulz(std::span<const T>, int, double, NewtonSchulzPrecision) override { reached = "newton_schulz"; }
   void do_row_normalize(T, double) override { reached = "row_normalize"; }
   void do_scale(T, T, double) override { reached = "scale"; }
   void do_column_sum(T, T) override { reached = "column_sum"; }
@@ -445,6 +445,9 @@ TEST_F(Messages, ImpossibleValuesAreRefused) {
             "[cached_attention] head_dim is 4, expected a divisor of 18");
   EXPECT_EQ(call("newton_schulz", [&](const Operands& o) { be.newton_schulz(o, -1, 1e-5); }),
             "[newton_schulz] steps is -1, expected at least 0");
+  EXPECT_EQ(
+      call("newton_schulz", [&](const Operands& o) { be.newton_schulz(o, 5, 1e-5, NewtonSchulzPrecision::tf32); }),
+      "[newton_schulz] precision is tf32, expected fp32 on " + be.name());
   EXPECT_EQ(call("row_diameter", [&](const Operands& o) { be.row_diameter(o[0], o[1], o[2], 2, 2); }),
             "[row_diameter] share is 2, expected in [0, 2)");
   EXPECT_EQ(call("row_diameter", [&](const Operands& o) { be.row_diameter(o[0], o[1], o[2], 0, 0); }),

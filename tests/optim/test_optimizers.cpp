@@ -28,9 +28,7 @@ struct Bench {
 
   Bench(const std::string& device, std::int64_t rows, std::int64_t cols) : be(testing::open(device)) {
     WorkspaceSizes sizes;
-    sizes.matrix_short = std::min(rows, cols);
-    sizes.matrix_long = std::max(rows, cols);
-    sizes.matrices = 1;
+    sizes.newton_schulz = {{1, std::min(rows, cols), std::max(rows, cols)}};
     sizes.vocab = rows;
     sizes.width = cols;
     const DType master = be->master_dtype();
@@ -326,9 +324,7 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
         Optimizer optimizer;
         UpdateControl control;
         WorkspaceSizes sizes;
-        sizes.matrix_short = 8;
-        sizes.matrix_long = 32;
-        sizes.matrices = 4;
+        sizes.newton_schulz = {{4, 8, 32}};
         sizes.vocab = 13;
         sizes.width = 8;
         const testing::Device memory(*be, sizes, [&](Arena& arena) {

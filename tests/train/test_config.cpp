@@ -102,6 +102,7 @@ TEST(Config, OptimizerDefaultsAreThePapersForEachAlgorithmInEveryRole) {
     EXPECT_TRUE(muon.nesterov);
     EXPECT_EQ(muon.weight_decay, 0.1);
     EXPECT_EQ(muon.newton_schulz_steps, 5);
+    EXPECT_EQ(muon.newton_schulz_precision, NewtonSchulzPrecision::fp32);
     EXPECT_EQ(muon.eps, 1e-5);
     const OptimizerConfig adamw = optimizer("adamw");
     EXPECT_EQ(adamw.algorithm, Algorithm::adamw);
@@ -255,6 +256,7 @@ TEST(ConfigKeys, ValuesOfTheWrongTypeOrOutOfRangeAreNamed) {
       {"optimizer.hidden.nesterov", "1", "true or false"},
       {"optimizer.hidden.weight_decay", "-0.1", "a number >= 0"},
       {"optimizer.hidden.newton_schulz_steps", "101", "an integer in [0, 100]"},
+      {"optimizer.hidden.newton_schulz_precision", "\"fp16\"", "one of fp32, tf32, bf16"},
       {"optimizer.hidden.eps", "-1", "a number >= 0"},
       {"optimizer.embedding.betas", "0.9", "an array of two numbers"},
       {"optimizer.embedding.betas", "[0.9]", "an array of two numbers"},
@@ -267,6 +269,7 @@ TEST(ConfigKeys, ValuesOfTheWrongTypeOrOutOfRangeAreNamed) {
       {"diagnostics.diameter_every", "-1", "an integer >= 0"},
       {"diagnostics.hilbert_panel", "5", "an array of [begin, end] pairs"},
       {"log_every", "0", "an integer >= 1"},
+      {"peak_tflops", "0", "a number > 0"},
       {"checkpoint.every", "-1", "an integer >= 0"},
       {"checkpoint.keep", "0", "an integer >= 1"},
       {"checkpoint.keep_updates", "5", "an array of integers"},
@@ -296,6 +299,33 @@ TEST(ConfigKeys, EdgesOfTheRangesAreAccepted) {
 }
 
 // ---- What no single key can tell ----
+
+TEST(ConfigCheck, NewtonSchulzInLessThanFp32IsForCuda) {
+  const std::string tf32 = "optimizer.hidden.newton_schulz_precision=tf32";
+  const std::string bf16 = R"(optimizer.head={"algorithm":"muon","lr":0.1,"newton_schulz_precision":"bf16"})";
+  for (const std::string device : {"cpu", "reference"}) {
+    const std::string on = "device=" + device;
+    expect_error(Exit::usage,
+                 "[config] --set " + tf32 + ": optimizer.hidden.newton_schulz_precision: tf32 on device " + device +
+                     ", must be fp32; cuda has tf32 and bf16",
+                 [&] {
+                   parse({on, tf32});
+                 });
+    expect_error(Exit::usage,
+                 "[config] --set " + bf16 + ": optimizer.head.newton_schulz_precision: bf16 on device " + device +
+                     ", must be fp32; cuda has tf32 and bf16",
+                 [&] {
+                   parse({on, bf16});
+                 });
+    EXPECT_FALSE(only_cuda_has(parse({on, "optimizer.hidden.newton_schulz_precision=fp32"})));
+  }
+  for (const std::string device : {"cuda", "auto"}) {
+    const Config c = parse({"device=" + device, tf32, bf16});
+    EXPECT_EQ(c.optimizer.hidden.newton_schulz_precision, NewtonSchulzPrecision::tf32);
+    EXPECT_EQ(c.optimizer.head.newton_schulz_precision, NewtonSchulzPrecision::bf16);
+    EXPECT_TRUE(only_cuda_has(c));
+  }
+}
 
 TEST(ConfigCheck, HeadsDivideTheWidth) {
   refuse("model.head_dim=3", "model.head_dim: 3, must be even (RoPE turns pairs)");
@@ -462,9 +492,10 @@ TEST(ConfigJson, TheResolvedConfigReadsBackEqual) {
       {"seed=18446744073709551615", "optimizer.head.lr=0.0021333333333333334", "optimizer.hidden.lr=5e-324",
        "optimizer.embedding.lr=1.7976931348623157e308", "evaluation.tokens=25",
        "diagnostics.hilbert_panel=[[0,3],[5,6]]", "checkpoint.keep_updates=[3,7]", "init_from=a", "recompute=block",
-       "schedule.max_updates=7", "output=r\u00fcns/\"quoted\"", "device=reference", "precision=fp64"},
+       "schedule.max_updates=7", "peak_tflops=989.4", "output=r\u00fcns/\"quoted\"", "device=reference",
+       "precision=fp64"},
       {"schedule.tokens_per_parameter=0.3", "schedule.warmup_updates=1",
-       R"(optimizer.head={"algorithm":"muon","lr":0.1,"nesterov":false})",
+       R"(optimizer.head={"algorithm":"muon","lr":0.1,"nesterov":false,"newton_schulz_precision":"tf32"})",
        R"(optimizer.hidden={"algorithm":"rownorm","lr":0.1,"projected":true})"},
   };
   for (const auto& overrides : variants) {
@@ -482,6 +513,8 @@ TEST(ConfigJson, TheResolvedConfigReadsBackEqual) {
     EXPECT_EQ(again.warmup(), config.warmup());
     EXPECT_EQ(again.name, config.name);
     EXPECT_EQ(again.init_from, config.init_from);
+    EXPECT_EQ(again.peak_tflops, config.peak_tflops);
+    EXPECT_EQ(again.optimizer.head.newton_schulz_precision, config.optimizer.head.newton_schulz_precision);
   }
   EXPECT_EQ(
       to_json(parse({"optimizer.head.lr=0.0021333333333333334"}))["optimizer"]["head"].dump(),
@@ -497,10 +530,12 @@ TEST(ConfigJson, DifferencesOnResumeAreThoseThatMatter) {
     return differences_on_resume(checkpoint, to_json(parse(overrides)));
   };
   EXPECT_EQ(differences({}), Overrides{});
-  EXPECT_EQ(differences({"device=cpu", "precision=fp32", "recompute=block", "batch.micro_batch=2",
-                         "schedule.max_updates=3", "log_every=1", "checkpoint.every=1", "checkpoint.keep=9",
-                         "checkpoint.keep_updates=[1]", "name=x", "output=y", "data.train=z", "data.validation=z"}),
-            Overrides{});
+  EXPECT_EQ(
+      differences({"device=cpu", "precision=fp32", "recompute=block", "batch.micro_batch=2", "schedule.max_updates=3",
+                   "log_every=1", "checkpoint.every=1", "checkpoint.keep=9", "checkpoint.keep_updates=[1]", "name=x",
+                   "output=y", "data.train=z", "data.validation=z", "peak_tflops=67"}),
+      Overrides{});
+  EXPECT_EQ(differences({"device=cuda", "optimizer.hidden.newton_schulz_precision=bf16"}), Overrides{});
   EXPECT_EQ(differences({"optimizer.head.lr=0.004", "seed=1"}),
             (Overrides{"seed: 0 in the checkpoint, 1 now", "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now"}));
   EXPECT_EQ(differences({"diagnostics.hilbert_panel=[[0,3]]"}),
@@ -573,12 +608,12 @@ TEST(PaperConfigs, HoldTheNumbersOfThePaper) {
         "clip_norm": 1.0,
         "optimizer": {
           "hidden": { "algorithm": "muon", "lr": 8e-3, "momentum": 0.95, "nesterov": true, "weight_decay": 0.1,
-                      "newton_schulz_steps": 5, "eps": 1e-5 },
+                      "newton_schulz_steps": 5, "newton_schulz_precision": "fp32", "eps": 1e-5 },
           "embedding": { "algorithm": "adamw", "lr": 4e-3, "betas": [0.9, 0.999], "eps": 1e-10, "weight_decay": 0.1 },
           "head": null },
         "evaluation": { "every": 500, "tokens": 5242880, "at_start": false },
         "diagnostics": { "diameter_every": 10, "hilbert_panel": null },
-        "log_every": 10, "checkpoint": { "every": 1000, "keep": 2, "keep_updates": [] },
+        "log_every": 10, "peak_tflops": null, "checkpoint": { "every": 1000, "keep": 2, "keep_updates": [] },
         "init_from": null, "output": null })"));
     }
 }

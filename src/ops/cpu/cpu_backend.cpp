@@ -58,13 +58,18 @@ std::string CpuBackend::description() const {
 Memory CpuBackend::allocate(std::int64_t bytes) { return allocate_host_memory("cpu", bytes, processes_); }
 
 std::int64_t CpuBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
-  Arena attention, loss, range, newton_schulz, diameter;
+  Arena attention, loss, range, diameter;
   AttentionScratch(attention, threads_, sizes.context);
   LogitsScratch(loss, sizes.tokens, sizes.vocab);
   LogitsScratch(range, sizes.panel, sizes.vocab);
-  NewtonSchulzScratch(newton_schulz, threads_, sizes.matrices, sizes.matrix_short, sizes.matrix_long);
   if (sizes.diameter) DiameterScratch(diameter, threads_, sizes.vocab, sizes.width);
-  return std::max({attention.bytes(), loss.bytes(), range.bytes(), newton_schulz.bytes(), diameter.bytes()});
+  std::int64_t most = std::max({attention.bytes(), loss.bytes(), range.bytes(), diameter.bytes()});
+  for (const NewtonSchulzSizes& s : sizes.newton_schulz) {
+    Arena newton_schulz;
+    NewtonSchulzScratch(newton_schulz, threads_, s.matrices, s.short_side, s.long_side);
+    most = std::max(most, newton_schulz.bytes());
+  }
+  return most;
 }
 
 void CpuBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {

@@ -84,7 +84,7 @@ class CpuBackend final : public Backend {
   void do_momentum(Tensor out, Tensor buffer, Tensor grad, const UpdateControl& control, const Momentum& m) override;
   void do_adamw(Tensor step, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad, Tensor lr, const UpdateControl& control,
                 const AdamWHyper& hyper, std::int64_t t) override;
-  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps) override;
+  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps, NewtonSchulzPrecision) override;
   void do_row_normalize(Tensor x, double eps) override;
   void do_scale(Tensor x, Tensor factor, double c) override;
   void do_column_sum(Tensor sum, Tensor x) override;

@@ -112,7 +112,7 @@ void orthogonalize(Tensor matrix, const NewtonSchulzScratch& memory, Index part,
 }  // namespace
 
 // As many matrices as fill all threads are taken one a thread, the rest one after another by all threads.
-void CpuBackend::do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps) {
+void CpuBackend::do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps, NewtonSchulzPrecision) {
   const Index count = static_cast<Index>(matrices.size()), shared = count - count % threads_;
   const Index m = matrices[0].dim(0), n = matrices[0].dim(1);
   Arena arena = scratch();

@@ -366,7 +366,7 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps) override {
+  void do_newton_schulz(std::span<const Tensor> matrices, int steps, double eps, NewtonSchulzPrecision) override {
     for (const Tensor& matrix : matrices) newton_schulz_one(matrix, steps, eps);
   }
 
