@@ -93,12 +93,14 @@ Index CudaBackend::workspace_bytes(const WorkspaceSizes& sizes) const {
   if (sizes.heads > 0 && sizes.width / sizes.heads > max_head_dim)
     fail(Exit::usage, "[attention] cuda: head_dim {}, at most {} is supported", sizes.width / sizes.heads,
          max_head_dim);
-  Arena sums, logits, newton_schulz, diameter;
+  Arena sums, attention, logits, newton_schulz, diameter;
   PartialSums{sums};
+  AttentionScratch(attention, sizes.tokens, sizes.heads);
   LogitsScratch(logits, compute_, std::max(sizes.tokens, sizes.panel), sizes.vocab, sizes.width);
   NewtonSchulzScratch(newton_schulz, sizes.matrices, sizes.matrix_short, sizes.matrix_long);
   if (sizes.diameter) DiameterScratch(diameter, sizes.vocab, sizes.width);
-  return Products::workspace_bytes + std::max({sums.bytes(), logits.bytes(), newton_schulz.bytes(), diameter.bytes()});
+  return Products::workspace_bytes +
+         std::max({sums.bytes(), attention.bytes(), logits.bytes(), newton_schulz.bytes(), diameter.bytes()});
 }
 
 void CudaBackend::set_workspace(Tensor workspace, const WorkspaceSizes& sizes) {

@@ -34,6 +34,11 @@ struct PartialSums {
   explicit PartialSums(Arena& arena);
 };
 
+struct AttentionScratch {
+  Tensor rows;  // (tokens, heads, 2, 2) f32: pairs of values of each head's rows, their number rounded up to even
+  AttentionScratch(Arena& arena, Index tokens, Index heads);
+};
+
 struct LogitsScratch {
   static constexpr Index rows = 1024;  // of tokens, a chunk
   Tensor logits;                       // (rows, columns) f32; columns is V padded to a multiple of 64, never read
