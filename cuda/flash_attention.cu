@@ -23,7 +23,7 @@ struct Form {
   static constexpr int part = 32;             // columns of scores that backward has at a time
   static constexpr int stride = D + 8;        // of rows in shared memory: 8 rows' 16 bytes lie in 32 different banks
   static constexpr int stage = 2 * step * stride;  // elements of two tiles
-  static constexpr int statistics = step * 4;      // elements as large as a float2 a row
+  static constexpr int statistics = step * 4;      // elements that take as much as a float2 a row
   static constexpr int forward_bytes = 2 * stage * 2;
   static constexpr int backward_bytes = 2 * (2 * own * stride + 2 * (stage + statistics));
 };
@@ -66,16 +66,32 @@ __device__ void store_rows(bf16* to, Index stride, bf16* tile, int left, int hea
   }
 }
 
-// ---- fragments; with g = lane / 4, t = lane % 4 a lane's x[m][n][e] is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e
-// % 2 ----
+// ---- fragments: a lane's x[m][n][e] is row 16 m + lane / 4 + 8 (e / 2), column 8 n + 2 (lane % 4) + e % 2 ----
 
-// The two values in the low and the high half of a register.
+__device__ inline int column_less_row(int m, int n, int e) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  return 8 * n - 16 * m + 2 * (lane % 4) - lane / 4 + e % 2 - e / 2 * 8;
+}
+
+template <int M, int N, class Do>
+__device__ void each(float (&x)[M][N][4], Do action) {
+  GPU_UNROLL
+  for (int m = 0; m < M; ++m) {
+    GPU_UNROLL
+    for (int n = 0; n < N; ++n) {
+      GPU_UNROLL
+      for (int e = 0; e < 4; ++e) action(x[m][n][e], m, n, e);
+    }
+  }
+}
+
+// Two values in the low and the high half of a register, and one of them again.
 __device__ inline std::uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-__device__ inline float half(std::uint32_t pair, int which) {
+__device__ inline float unpack(std::uint32_t pair, int which) {
   return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 
@@ -212,16 +228,9 @@ __global__ void __launch_bounds__(threads, 2)
     GPU_UNROLL
     for (int k = 0; k < D / 16; ++k) multiply<D, false>(x, q[k], k_tile + offset_b<D>() + 16 * k);
     if (first_key + F::step - 1 > first_row) {
-      const int ahead = first_key - first_row + 2 * (lane % 4) - lane / 4;
-      GPU_UNROLL
-      for (int m = 0; m < M; ++m) {
-        GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-          GPU_UNROLL
-          for (int e = 0; e < 4; ++e)
-            if (ahead + 8 * n + e % 2 - 16 * m - e / 2 * 8 > 0) x[m][n][e] = -INFINITY;
-        }
-      }
+      each(x, [&](float& score, int m, int n, int e) {
+        if (first_key + column_less_row(m, n, e) > first_row) score = -INFINITY;
+      });
     }
     GPU_UNROLL
     for (int m = 0; m < M; ++m) {
@@ -279,7 +288,8 @@ __global__ void __launch_bounds__(threads, 2)
 // ---- p_ij = exp(s_ij - lse_i), ds_ij = p_ij (datt_i . v_j - delta_i), j <= i:
 // dv_j = sum_i p_ij datt_i, dk_j = sum_i ds_ij q_i / sqrt(head_dim), dq_i = sum_j ds_ij k_j / sqrt(head_dim) ----
 
-// keys: the own tile is of k and v, and goes over q and datt; otherwise the other way round.
+// keys: the own tile is of k and v and goes over q and datt, scores are k q^T; otherwise the other way round. Products
+// begin with the rows' statistics, so that they end as exponents and as datt_i . v_j - delta_i.
 template <int D, bool keys, bool aligned>
 __global__ void __launch_bounds__(threads, 2)
     flash_attention_backward_kernel(bf16* dqkv, const bf16* datt, const float2* rows, const bf16* qkv,
@@ -344,77 +354,34 @@ __global__ void __launch_bounds__(threads, 2)
       const int first_key = keys ? first_row : first, last_key = first_key + (keys ? 16 * M : F::part) - 1;
       const int first_query = keys ? first : first_row, last_query = first_query + (keys ? F::part : 16 * M) - 1;
       if (first_key > last_query) continue;
-      const bf16* other_a = stages + tile % 2 * (F::stage + F::statistics) + part * stride;
-      const bf16* other_b = other_a + F::step * stride;
-      const auto* of_column = reinterpret_cast<const float4*>(stages + tile % 2 * (F::stage + F::statistics) +
-                                                              F::stage + 4 * (part + 2 * (lane % 4)));  // of two
-      // x = the first or the second of the statistics of its row or column
-      const auto begin_with = [&](float(&x)[M][N][4], bool second) {
-        GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-          const float4 two = keys ? of_column[4 * n] : float4{};
-          GPU_UNROLL
-          for (int m = 0; m < M; ++m) {
-            GPU_UNROLL
-            for (int e = 0; e < 4; ++e) {
-              const float2 of = keys ? (e % 2 == 0 ? float2{two.x, two.y} : float2{two.z, two.w}) : of_row[m][e / 2];
-              x[m][n][e] = second ? of.y : of.x;
-            }
-          }
-        }
-      };
+      const bf16* stage = stages + tile % 2 * (F::stage + F::statistics);
+      const bf16 *other_a = stage + part * stride, *other_b = other_a + F::step * stride;
+      const auto* of_column = reinterpret_cast<const float2*>(stage + F::stage) + part + 2 * (lane % 4);
+      const auto statistics = [&](int m, int n, int e) { return keys ? of_column[8 * n + e % 2] : of_row[m][e / 2]; };
       float p[M][N][4], ds[M][N][4];
-      begin_with(p, false);
+      each(p, [&](float& x, int m, int n, int e) { x = statistics(m, n, e).x; });
       products(p, own_a, other_a);
-      GPU_UNROLL
-      for (int m = 0; m < M; ++m) {
-        GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-          GPU_UNROLL
-          for (int e = 0; e < 4; ++e) p[m][n][e] = fast_exp2(c * p[m][n][e]);
-        }
-      }
+      each(p, [&](float& x, int, int, int) { x = fast_exp2(c * x); });
       if (last_key > first_query) {
-        const int ahead = first - first_row + 2 * (lane % 4) - lane / 4;  // column less row
-        GPU_UNROLL
-        for (int m = 0; m < M; ++m) {
-          GPU_UNROLL
-          for (int n = 0; n < N; ++n) {
-            GPU_UNROLL
-            for (int e = 0; e < 4; ++e) {
-              const int by = ahead + 8 * n + e % 2 - 16 * m - e / 2 * 8;
-              if (keys ? by < 0 : by > 0) p[m][n][e] = 0;
-            }
-          }
-        }
+        each(p, [&](float& x, int m, int n, int e) {
+          const int ahead = first + column_less_row(m, n, e) - first_row;
+          if (keys ? ahead < 0 : ahead > 0) x = 0;
+        });
       }
       std::uint32_t rounded[N / 2][M][4];
       round_rows(rounded, p);
       if constexpr (keys) multiply_rows<D>(db, rounded, other_b + offset_a<D>());
-      begin_with(ds, true);
+      each(ds, [&](float& x, int m, int n, int e) { x = statistics(m, n, e).y; });
       products(ds, own_b, other_b);
-      GPU_UNROLL
-      for (int m = 0; m < M; ++m) {
-        GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-          GPU_UNROLL
-          for (int e = 0; e < 4; ++e)  // by the rounded p, which takes half as many registers
-            ds[m][n][e] *= half(rounded[n / 2][m][n % 2 * 2 + e / 2], e % 2);
-        }
-      }
+      each(ds, [&](float& x, int m, int n, int e) {  // by the rounded p, which takes half as many registers
+        x *= unpack(rounded[n / 2][m][n % 2 * 2 + e / 2], e % 2);
+      });
       round_rows(rounded, ds);
       multiply_rows<D>(da, rounded, other_a + offset_a<D>());
     }
   }
 
-  GPU_UNROLL
-  for (int m = 0; m < M; ++m) {
-    GPU_UNROLL
-    for (int n = 0; n < D / 8; ++n) {
-      GPU_UNROLL
-      for (int e = 0; e < 4; ++e) da[m][n][e] *= s.scale;
-    }
-  }
+  each(da, [&](float& x, int, int, int) { x *= s.scale; });
   bf16* to = dqkv + (in - qkv) + static_cast<Index>(first_row) * 3 * d;
   __syncwarp();  // the warp's own rows have been used
   put_rows<D>(own_a, da);
