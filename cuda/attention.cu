@@ -1,37 +1,32 @@
-// Causal attention by tiles of queries and keys: scores exist for one pair of tiles at a time, in shared memory. All
-// arithmetic is in f32. Backward goes over the scores twice, once to sum dk and dv and once to sum dq, so that every
-// sum has one owner and a fixed order.
+// Causal attention. In bf16 the work is flash_attention.cu's; what is here computes in f32, by tiles of queries and
+// keys: scores exist for one pair of tiles at a time, in shared memory.
 #include <cfloat>
 #include <cmath>
 
-#include "cuda/kernel.cuh"
+#include "cuda/attention.cuh"
 
 namespace rownorm::cuda {
+
 namespace {
 
 constexpr int threads = 128;
 
-struct Sizes {
-  Index T, H, d;
-  int head_dim;
-  float scale;  // 1 / sqrt(head_dim)
-};
-
-// Tiles of R rows of a head, columns padded with zeros to D. A row belongs to `lanes` neighbouring threads of a warp,
-// of which the one called `lane` has the columns, and the scores, lane, lane + lanes, ...
+// Tiles of R rows of a head, columns padded with zeros to D. A row of the block's own tile belongs to `lanes`
+// neighbouring threads of a warp, of which the one called `lane` has the columns, and of the rows of another tile
+// those, lane, lane + lanes, ...
 template <int D, int R>
 struct Tile {
   static constexpr int lanes = threads / R, stride = D + 1;  // no two rows begin in the same bank
   using Rows = float[R][stride];
-  using Pairs = float[R][R + 1];  // a value a pair of rows of two tiles
-  using Values = float[R];        // a value a row
+  using Pairs = float[R][R + 1];  // a value a row of the own and a row of another tile
+  using Sums = float[D / lanes];  // a row's columns of a thread
+  int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
 
-  template <class T>
-  __device__ static void read(Rows& tile, const T* from, Index row_stride, Index first, Index T_rows, int head_dim) {
+  __device__ static void read(Rows& tile, const float* from, Index row_stride, int first, const AttentionSizes& s) {
     for (int i = static_cast<int>(threadIdx.x); i < R * D; i += threads) {
       const int row = i / D, column = i % D;
-      const bool inside = first + row < T_rows && column < head_dim;
-      tile[row][column] = inside ? to_float(from[(first + row) * row_stride + column]) : 0.0f;
+      const bool inside = first + row < s.T && column < s.head_dim;
+      tile[row][column] = inside ? from[(first + row) * row_stride + column] : 0.0f;
     }
   }
 
@@ -39,6 +34,22 @@ struct Tile {
     float sum = 0;
     for (int c = 0; c < D; ++c) sum += a[c] * b[c];
     return sum;
+  }
+
+  // sums += the own row of weights times the rows of a tile
+  __device__ void add(Sums& sums, const Pairs& weights, const Rows& rows) const {
+    GPU_UNROLL
+    for (int c = 0; c < D / lanes; ++c) {
+      float total = 0;
+      for (int j = 0; j < R; ++j) total += weights[row][j] * rows[j][lane + c * lanes];
+      sums[c] += total;
+    }
+  }
+
+  __device__ void write(float* to, const Sums& sums, float factor, int head_dim) const {
+    GPU_UNROLL
+    for (int c = 0; c < D / lanes; ++c)
+      if (lane + c * lanes < head_dim) to[lane + c * lanes] = factor * sums[c];
   }
 
   __device__ static float row_sum(float x) {
@@ -51,46 +62,35 @@ struct Tile {
   }
 };
 
-// Which tile, head and sequence a block has; the tiles that see most keys begin first.
-struct Place {
-  Index first, sequence, head;  // first row of the tile in its sequence
-
-  __device__ Place(const Sizes& s, int rows) {
-    const Index tiles = (s.T + rows - 1) / rows, task = blockIdx.x / tiles;
-    first = (tiles - 1 - blockIdx.x % tiles) * rows;
-    sequence = task / s.H;
-    head = task % s.H;
-  }
-};
-
 // s_ij = q_i . k_j / sqrt(head_dim), j <= i; lse_i = log sum_j exp(s_ij); att_i = sum_j exp(s_ij - lse_i) v_j. Largest
 // score and sum so far are carried from tile to tile, and what was summed is scaled when the largest score grows.
-template <class T, int D, int R>
-__global__ void __launch_bounds__(threads) attention_kernel(T* att, float* lse, const T* qkv, Sizes s) {
+template <int D, int R>
+__global__ void __launch_bounds__(threads)
+    attention_kernel(float* att, float* lse, const float* qkv, AttentionSizes s) {
   using Own = Tile<D, R>;
   constexpr int lanes = Own::lanes;
   GPU_SHARED(typename Own::Rows, memory, 3);
   GPU_SHARED(typename Own::Pairs, pairs, 1);
   auto &q = memory[0], &k = memory[1], &v = memory[2];
   auto& p = pairs[0];
-  const Place place(s, R);
-  const Index begin = place.sequence * s.T, column = place.head * s.head_dim;
-  const T* in = qkv + begin * 3 * s.d + column;
-  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
-  const Index i = place.first + row;
+  const Place place(s, R, true);
+  const float* in = qkv + place.begin * 3 * s.d + place.head * s.head_dim;
+  const Own own;
+  const int i = place.first + own.row;
 
-  Own::read(q, in, 3 * s.d, place.first, s.T, s.head_dim);
-  float highest = -FLT_MAX, sum = 0, out[D / lanes] = {};
-  for (Index first = 0; first <= place.first; first += R) {
+  Own::read(q, in, 3 * s.d, place.first, s);
+  float highest = -FLT_MAX, sum = 0;
+  typename Own::Sums out = {};
+  for (int first = 0; first <= place.first; first += R) {
     __syncthreads();  // the tile before has been used
-    Own::read(k, in + s.d, 3 * s.d, first, s.T, s.head_dim);
-    Own::read(v, in + 2 * s.d, 3 * s.d, first, s.T, s.head_dim);
+    Own::read(k, in + s.d, 3 * s.d, first, s);
+    Own::read(v, in + 2 * s.d, 3 * s.d, first, s);
     __syncthreads();
     float score[R / lanes], largest = highest;
     GPU_UNROLL
     for (int e = 0; e < R / lanes; ++e) {
-      const int j = lane + e * lanes;
-      score[e] = first + j <= i ? s.scale * Own::dot(q[row], k[j]) : -INFINITY;
+      const int j = own.lane + e * lanes;
+      score[e] = first + j <= i ? s.scale * Own::dot(q[own.row], k[j]) : -INFINITY;
       largest = fmaxf(largest, score[e]);
     }
     largest = Own::row_max(largest);
@@ -98,151 +98,80 @@ __global__ void __launch_bounds__(threads) attention_kernel(T* att, float* lse, 
     highest = largest;
     float added = 0;
     GPU_UNROLL
-    for (int e = 0; e < R / lanes; ++e) {
-      const float value = expf(score[e] - highest);
-      p[row][lane + e * lanes] = value;
-      added += value;
-    }
+    for (int e = 0; e < R / lanes; ++e) added += p[own.row][own.lane + e * lanes] = expf(score[e] - highest);
     sum = sum * keep + Own::row_sum(added);
-    __syncwarp();  // the threads of a row are of one warp
     GPU_UNROLL
-    for (int c = 0; c < D / lanes; ++c) {
-      float total = 0;
-      for (int j = 0; j < R; ++j) total += p[row][j] * v[j][lane + c * lanes];
-      out[c] = out[c] * keep + total;
-    }
+    for (int c = 0; c < D / lanes; ++c) out[c] *= keep;
+    __syncwarp();  // the threads of a row are of one warp
+    own.add(out, p, v);
   }
   if (i >= s.T) return;
-  if (lane == 0) lse[(begin + i) * s.H + place.head] = highest + logf(sum);
-  GPU_UNROLL
-  for (int c = 0; c < D / lanes; ++c) {
-    const int at = lane + c * lanes;
-    if (at < s.head_dim) att[(begin + i) * s.d + column + at] = from_float<T>(out[c] / sum);
-  }
+  if (own.lane == 0) lse[(place.begin + i) * s.H + place.head] = highest + logf(sum);
+  own.write(att + (place.begin + i) * s.d + place.head * s.head_dim, out, 1 / sum, s.head_dim);
 }
 
-// What both passes of backward need of a tile of queries: rows of q, datt, lse and delta_i = datt_i . att_i.
-template <class T>
-struct Gradient {
-  const T *qkv, *att, *datt;
-  const float* lse;
-};
-
-template <class T, int D, int R>
-__device__ void read_queries(typename Tile<D, R>::Rows& q, typename Tile<D, R>::Rows& dout, float* lse, float* delta,
-                             const Gradient<T>& in, const Sizes& s, const Place& place, Index first) {
-  using Own = Tile<D, R>;
-  const Index begin = place.sequence * s.T, column = place.head * s.head_dim;
-  Own::read(q, in.qkv + begin * 3 * s.d + column, 3 * s.d, first, s.T, s.head_dim);
-  Own::read(dout, in.datt + begin * s.d + column, s.d, first, s.T, s.head_dim);
-  const int row = static_cast<int>(threadIdx.x) / Own::lanes, lane = static_cast<int>(threadIdx.x) % Own::lanes;
-  const bool inside = first + row < s.T;
+// What backward needs of a row i of a head: -lse_i sqrt(head_dim) and -delta_i, delta_i = datt_i . att_i, so that sums
+// which begin with them give exponents and differences. Eight threads a row, W elements at a time.
+template <class T, int W>
+__global__ void row_statistics_kernel(float2* rows, const T* datt, const T* att, const float* lse, AttentionSizes s) {
+  constexpr int lanes = 8;
+  const Index item = (static_cast<Index>(blockIdx.x) * threads + threadIdx.x) / lanes, even = s.T + s.T % 2;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const Index task = item / even, i = item % even, n = task / s.H * s.T + i, head = task % s.H;
+  const bool inside = task < s.tasks && i < s.T;
   float sum = 0;
-  for (int c = lane; inside && c < s.head_dim; c += Own::lanes) {
-    const Index at = (begin + first + row) * s.d + column + c;
-    sum += to_float(in.datt[at]) * to_float(in.att[at]);
+  for (int c = lane * W; inside && c < s.head_dim; c += lanes * W) {
+    float a[W], b[W];
+    load(a, datt + n * s.d + head * s.head_dim + c);
+    load(b, att + n * s.d + head * s.head_dim + c);
+    for (int e = 0; e < W; ++e) sum += a[e] * b[e];
   }
-  sum = Own::row_sum(sum);
-  if (lane == 0) {
-    delta[row] = sum;
-    lse[row] = inside ? in.lse[(begin + first + row) * s.H + place.head] : 0;
-  }
+  for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0 && task < s.tasks) rows[item] = inside ? float2{-lse[n * s.H + head] / s.scale, -sum} : float2{0, 0};
 }
 
-// p_ij = exp(s_ij - lse_i) and ds_ij = p_ij (datt_i . v_j - delta_i) of the pairs j <= i of two tiles, else 0.
-template <int D, int R>
-__device__ void scores_gradient(typename Tile<D, R>::Pairs& p, typename Tile<D, R>::Pairs& ds,
-                                const typename Tile<D, R>::Rows& q, const typename Tile<D, R>::Rows& k,
-                                const typename Tile<D, R>::Rows& v, const typename Tile<D, R>::Rows& dout,
-                                const float* lse, const float* delta, const Sizes& s, Index first_query,
-                                Index first_key) {
+// p_ij = exp(s_ij - lse_i), ds_ij = p_ij (datt_i . v_j - delta_i), j <= i. A block has a tile of keys and goes over the
+// queries that see them: dv_j = sum_i p_ij datt_i, dk_j = sum_i ds_ij q_i / sqrt(head_dim); or, !keys, a tile of
+// queries and goes over keys: dq_i = sum_j ds_ij k_j / sqrt(head_dim). So every sum has one owner and a fixed order.
+template <int D, int R, bool keys>
+__global__ void __launch_bounds__(threads)
+    attention_backward_kernel(float* dqkv, const float* datt, const float2* rows, const float* qkv, AttentionSizes s) {
   using Own = Tile<D, R>;
-  const int row = static_cast<int>(threadIdx.x) / Own::lanes, lane = static_cast<int>(threadIdx.x) % Own::lanes;
-  const Index i = first_query + row;
-  for (int j = lane; j < R; j += Own::lanes) {
-    const bool seen = i < s.T && first_key + j <= i;
-    const float probability = seen ? expf(s.scale * Own::dot(q[row], k[j]) - lse[row]) : 0;
-    p[row][j] = probability;
-    ds[row][j] = seen ? probability * (Own::dot(dout[row], v[j]) - delta[row]) : 0;
-  }
-}
-
-// dv_j = sum_i p_ij datt_i; dk_j = sum_i ds_ij q_i / sqrt(head_dim): a block has a tile of keys.
-template <class T, int D, int R>
-__global__ void __launch_bounds__(threads) attention_backward_keys_kernel(T* dqkv, Gradient<T> in, Sizes s) {
-  using Own = Tile<D, R>;
-  constexpr int lanes = Own::lanes;
   GPU_SHARED(typename Own::Rows, memory, 4);
   GPU_SHARED(typename Own::Pairs, pairs, 2);
-  GPU_SHARED(typename Own::Values, rows, 2);
-  auto &q = memory[0], &k = memory[1], &v = memory[2], &dout = memory[3];
-  const Place place(s, R);
-  const Index begin = place.sequence * s.T, column = place.head * s.head_dim;
-  const T* own = in.qkv + begin * 3 * s.d + column;
-  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  auto &p = pairs[0], &ds = pairs[1];
+  const Place place(s, R, !keys);
+  const Index offset = place.begin * 3 * s.d + place.head * s.head_dim;
+  const Own own;
+  rows += place.task * (s.T + s.T % 2);
+  const auto read = [&](bool of_keys, typename Own::Rows& a, typename Own::Rows& b, int first) {
+    const float *in = qkv + offset, *out = datt + place.begin * s.d + place.head * s.head_dim;
+    Own::read(a, of_keys ? in + s.d : in, 3 * s.d, first, s);
+    Own::read(b, of_keys ? in + 2 * s.d : out, of_keys ? 3 * s.d : s.d, first, s);
+  };
 
-  Own::read(k, own + s.d, 3 * s.d, place.first, s.T, s.head_dim);
-  Own::read(v, own + 2 * s.d, 3 * s.d, place.first, s.T, s.head_dim);
-  float dk[D / lanes] = {}, dv[D / lanes] = {};
-  for (Index first = place.first; first < s.T; first += R) {
+  read(keys, memory[0], memory[1], place.first);
+  typename Own::Sums da = {}, db = {};  // dk or dq, dv
+  for (int first = keys ? place.first : 0; keys ? first < s.T : first <= place.first; first += R) {
     __syncthreads();  // the tile before has been used
-    read_queries<T, D, R>(q, dout, rows[0], rows[1], in, s, place, first);
+    read(!keys, memory[2], memory[3], first);
     __syncthreads();
-    scores_gradient<D, R>(pairs[0], pairs[1], q, k, v, dout, rows[0], rows[1], s, first, place.first);
-    __syncthreads();
-    GPU_UNROLL
-    for (int c = 0; c < D / lanes; ++c)
-      for (int i = 0; i < R; ++i) {
-        dv[c] += pairs[0][i][row] * dout[i][lane + c * lanes];
-        dk[c] += pairs[1][i][row] * q[i][lane + c * lanes];
-      }
-  }
-  const Index j = place.first + row;
-  if (j >= s.T) return;
-  T* out = dqkv + (begin + j) * 3 * s.d + column;
-  GPU_UNROLL
-  for (int c = 0; c < D / lanes; ++c) {
-    const int at = lane + c * lanes;
-    if (at >= s.head_dim) break;
-    out[s.d + at] = from_float<T>(s.scale * dk[c]);
-    out[2 * s.d + at] = from_float<T>(dv[c]);
-  }
-}
-
-// dq_i = sum_j ds_ij k_j / sqrt(head_dim): a block has a tile of queries.
-template <class T, int D, int R>
-__global__ void __launch_bounds__(threads) attention_backward_queries_kernel(T* dqkv, Gradient<T> in, Sizes s) {
-  using Own = Tile<D, R>;
-  constexpr int lanes = Own::lanes;
-  GPU_SHARED(typename Own::Rows, memory, 4);
-  GPU_SHARED(typename Own::Pairs, pairs, 2);
-  GPU_SHARED(typename Own::Values, rows, 2);
-  auto &q = memory[0], &k = memory[1], &v = memory[2], &dout = memory[3];
-  const Place place(s, R);
-  const Index begin = place.sequence * s.T, column = place.head * s.head_dim;
-  const T* own = in.qkv + begin * 3 * s.d + column;
-  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
-
-  read_queries<T, D, R>(q, dout, rows[0], rows[1], in, s, place, place.first);
-  float dq[D / lanes] = {};
-  for (Index first = 0; first <= place.first; first += R) {
-    __syncthreads();  // the tile before has been used
-    Own::read(k, own + s.d, 3 * s.d, first, s.T, s.head_dim);
-    Own::read(v, own + 2 * s.d, 3 * s.d, first, s.T, s.head_dim);
-    __syncthreads();
-    scores_gradient<D, R>(pairs[0], pairs[1], q, k, v, dout, rows[0], rows[1], s, place.first, first);
+    for (int j = own.lane; j < R; j += Own::lanes) {
+      const int key = keys ? place.first + own.row : first + j, query = keys ? first + j : place.first + own.row;
+      const bool seen = key <= query && query < s.T;
+      const float2 of = seen ? rows[query] : float2{0, 0};
+      const float probability = seen ? expf(s.scale * (Own::dot(memory[0][own.row], memory[2][j]) + of.x)) : 0;
+      p[own.row][j] = probability;
+      ds[own.row][j] = seen ? probability * (Own::dot(memory[1][own.row], memory[3][j]) + of.y) : 0;
+    }
     __syncwarp();  // the threads of a row are of one warp
-    GPU_UNROLL
-    for (int c = 0; c < D / lanes; ++c)
-      for (int j = 0; j < R; ++j) dq[c] += pairs[1][row][j] * k[j][lane + c * lanes];
+    own.add(da, ds, memory[2]);
+    if (keys) own.add(db, p, memory[3]);
   }
-  const Index i = place.first + row;
-  if (i >= s.T) return;
-  GPU_UNROLL
-  for (int c = 0; c < D / lanes; ++c) {
-    const int at = lane + c * lanes;
-    if (at < s.head_dim) dqkv[(begin + i) * 3 * s.d + column + at] = from_float<T>(s.scale * dq[c]);
-  }
+  if (place.first + own.row >= s.T) return;
+  float* to = dqkv + offset + (place.first + own.row) * 3 * s.d;
+  own.write(keys ? to + s.d : to, da, s.scale, s.head_dim);
+  if (keys) own.write(to + 2 * s.d, db, 1, s.head_dim);
 }
 
 // ---- attention to a cache ----
@@ -261,7 +190,7 @@ __global__ void append_kernel(T* keys, T* values, const T* qkv, Index position, 
 // attention_kernel does; the warps' are then put together in order.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    cached_attention_kernel(T* att, const T* keys, const T* values, const T* qkv, Index position, Sizes s) {
+    cached_attention_kernel(T* att, const T* keys, const T* values, const T* qkv, Index position, AttentionSizes s) {
   constexpr int warps = threads / 32, columns = max_head_dim / 32;  // columns of a lane
   using Head = float[max_head_dim];
   GPU_SHARED(Head, outs, warps);
@@ -309,60 +238,65 @@ __global__ void __launch_bounds__(threads)
 
 static_assert(max_head_dim <= threads);
 
-// Calls launch<T, D, R>() for the dtype and the width that heads are padded to.
+// Calls launch<D, R>() for the width that heads are padded to.
 template <class Launch>
-void for_heads(DType dtype, int head_dim, Launch launch) {
-  if (dtype == DType::bf16)
-    head_dim <= 64 ? launch.template operator()<bf16, 64, 32>() : launch.template operator()<bf16, 128, 16>();
-  else
-    head_dim <= 64 ? launch.template operator()<float, 64, 32>() : launch.template operator()<float, 128, 16>();
+void for_heads(int head_dim, Launch launch) {
+  head_dim <= 64 ? launch.template operator()<64, 32>() : launch.template operator()<128, 16>();
 }
 
-Sizes sizes_of(Index T, Index H, Index d) {
+AttentionSizes sizes_of(Index N, Index T, Index H, Index d) {
   const auto head_dim = static_cast<int>(d / H);
-  return {T, H, d, head_dim, static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)))};
+  const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  return {static_cast<int>(T), H, d, N / T * H, head_dim, static_cast<float>(scale)};
 }
 
 }  // namespace
 
 void CudaBackend::do_attention(Tensor att, Tensor lse, Tensor qkv, Index context) {
-  const Index N = att.dim(0);
-  const Sizes s = sizes_of(context, lse.dim(1), att.dim(1));
-  if (N == 0) return;
-  for_heads(compute_, s.head_dim, [&]<class T, int D, int R>() {
-    const Index blocks = N / context * s.H * ceil_div(context, R);
-    check(gpu_launch(attention_kernel<T, D, R>, ceil_div(blocks, 1), threads, 0, stream_, pointer<T>(att),
-                     pointer<float>(lse), pointer<T>(qkv), s),
+  const AttentionSizes s = sizes_of(att.dim(0), context, lse.dim(1), att.dim(1));
+  if (s.tasks == 0) return;
+  if (compute_ == DType::bf16)
+    return flash_attention(pointer<bf16>(att), pointer<float>(lse), pointer<bf16>(qkv), s, stream_);
+  for_heads(s.head_dim, [&]<int D, int R>() {
+    check(gpu_launch(attention_kernel<D, R>, Place::blocks(s, R), threads, 0, stream_, pointer<float>(att),
+                     pointer<float>(lse), pointer<float>(qkv), s),
           "attention");
   });
 }
 
 void CudaBackend::do_attention_backward(Tensor dqkv, Tensor datt, Tensor att, Tensor lse, Tensor qkv, Index context) {
-  const Index N = att.dim(0);
-  const Sizes s = sizes_of(context, lse.dim(1), att.dim(1));
-  if (N == 0) return;
-  for_heads(compute_, s.head_dim, [&]<class T, int D, int R>() {
-    const Index blocks = N / context * s.H * ceil_div(context, R);
-    const Gradient<T> in{pointer<T>(qkv), pointer<T>(att), pointer<T>(datt), pointer<float>(lse)};
-    check(gpu_launch(attention_backward_keys_kernel<T, D, R>, ceil_div(blocks, 1), threads, 0, stream_,
-                     pointer<T>(dqkv), in, s),
+  const AttentionSizes s = sizes_of(att.dim(0), context, lse.dim(1), att.dim(1));
+  if (s.tasks == 0) return;
+  Arena arena = scratch();
+  auto* rows = pointer<float2>(AttentionScratch(arena, att.dim(0), s.H).rows);
+  for_elements(compute_, fits16(s.head_dim, compute_, {datt.data, att.data}), [&]<class T, int W>() {
+    check(gpu_launch(row_statistics_kernel<T, W>, ceil_div(8 * s.tasks * (s.T + s.T % 2), threads), threads, 0, stream_,
+                     rows, pointer<T>(datt), pointer<T>(att), pointer<float>(lse), s),
           "attention_backward");
-    check(gpu_launch(attention_backward_queries_kernel<T, D, R>, ceil_div(blocks, 1), threads, 0, stream_,
-                     pointer<T>(dqkv), in, s),
-          "attention_backward");
+  });
+  if (compute_ == DType::bf16)
+    return flash_attention_backward(pointer<bf16>(dqkv), pointer<bf16>(datt), rows, pointer<bf16>(qkv), s, stream_);
+  for_heads(s.head_dim, [&]<int D, int R>() {
+    const auto backward = [&](auto* kernel) {
+      check(gpu_launch(kernel, Place::blocks(s, R), threads, 0, stream_, pointer<float>(dqkv), pointer<float>(datt),
+                       rows, pointer<float>(qkv), s),
+            "attention_backward");
+    };
+    backward(attention_backward_kernel<D, R, true>);
+    backward(attention_backward_kernel<D, R, false>);
   });
 }
 
 void CudaBackend::do_cached_attention(Tensor att, Tensor keys, Tensor values, Tensor qkv, Index position,
                                       Index head_dim) {
   const Index N = att.dim(0), d = att.dim(1);
-  const Sizes s = sizes_of(keys.dim(0), d / head_dim, d);
+  const AttentionSizes s = sizes_of(N, 1, d / head_dim, d);  // rows do not see one another
   if (N == 0) return;
   for_elements(compute_, false, [&]<class T, int W>() {
     check(gpu_launch(append_kernel<T>, ceil_div(N, 1), threads, 0, stream_, pointer<T>(keys), pointer<T>(values),
                      pointer<T>(qkv), position, d),
           "cached_attention");
-    check(gpu_launch(cached_attention_kernel<T>, ceil_div(N * s.H, 1), threads, 0, stream_, pointer<T>(att),
+    check(gpu_launch(cached_attention_kernel<T>, ceil_div(s.tasks, 1), threads, 0, stream_, pointer<T>(att),
                      pointer<T>(keys), pointer<T>(values), pointer<T>(qkv), position, s),
           "cached_attention");
   });

@@ -97,6 +97,12 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// 2^x to 2 units of the last place (ex2.approx.ftz.f32); 0 for -infinity, for NaN a NaN.
+__device__ inline float fast_exp2(float x) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
 #endif
 
 // ---- 16 bytes of T at once; p is aligned to 16. _stream: used once, so evicted first from the caches.

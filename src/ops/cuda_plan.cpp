@@ -27,6 +27,7 @@ Index workspace_bytes(DType compute, const WorkspaceSizes& sizes) {
     most = std::max(most, arena.bytes());
   };
   add([](Arena& arena) { PartialSums{arena}; });
+  add([&](Arena& arena) { AttentionScratch(arena, sizes.tokens, sizes.heads); });
   add([&](Arena& arena) {
     LogitsScratch(arena, compute, std::max(sizes.tokens, sizes.panel), sizes.vocab, sizes.width);
   });
@@ -36,6 +37,10 @@ Index workspace_bytes(DType compute, const WorkspaceSizes& sizes) {
 }
 
 PartialSums::PartialSums(Arena& arena) : sums(arena.add("sums", DType::f64, {parts})) {}
+
+// At most doubled: a row of T = 1 becomes two.
+AttentionScratch::AttentionScratch(Arena& arena, Index tokens, Index heads)
+    : rows(arena.add("attention", DType::f32, {tokens, heads, 2, 2})) {}
 
 LogitsScratch::LogitsScratch(Arena& arena, DType compute, Index tokens, Index vocab, Index width) {
   const Index count = std::min(rows, tokens), columns = padded(vocab);

@@ -34,6 +34,11 @@ struct PartialSums {
   explicit PartialSums(Arena& arena);
 };
 
+struct AttentionScratch {
+  Tensor rows;  // (tokens, heads, 2, 2) f32: pairs of values of each head's rows, their number rounded up to even
+  AttentionScratch(Arena& arena, Index tokens, Index heads);
+};
+
 struct LogitsScratch {
   static constexpr Index rows = 1024;  // of tokens, a chunk
   Tensor logits;                       // (rows, columns) f32; columns is V padded to a multiple of 64, never read
@@ -54,7 +59,7 @@ struct NewtonSchulzScratch {
 struct DiameterScratch {
   static constexpr Index block = 1024;  // rows a product
   // A pair of rows with its distance, and what the search knows: types of the kernels.
-  static constexpr Index pair_bytes = 16, state_bytes = 40;
+  static constexpr Index pair_bytes = 16, state_bytes = 48;
   Tensor sum;          // (d) f64, of all rows
   Tensor square;       // (V) f64, ||row - mean||^2
   Tensor centred;      // (V,d) f32, (row - mean) times a power of two

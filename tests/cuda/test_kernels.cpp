@@ -215,23 +215,6 @@ TEST_P(Kernels, QkNormRope) {
             {{16, 1, 0}, {12, 0, 0}, {32, 2, 0}});
 }
 
-TEST_P(Kernels, Attention) {
-  for (const auto& s : attention_sizes) {
-    // scores of head_dim products, whose rounding exp multiplies by their size, about 2; then sums over T
-    const double length = 4 * static_cast<double>(s.head_dim) + static_cast<double>(s.T);
-    compare(s.text(), {.tokens = s.N(), .context = s.T, .width = s.d(), .heads = s.H},
-            [&](Bench& be) {
-              const Tensor qkv = compute(be, {s.N(), 3 * s.d()}, 1), dqkv = output(be, be.compute(), qkv.shape);
-              const Tensor att = output(be, be.compute(), {s.N(), s.d()}), lse = output(be, be.master(), {s.N(), s.H});
-              be->attention(att, lse, qkv, s.T);
-              be->attention_backward(dqkv, compute(be, {s.N(), s.d()}, 2), att, lse, qkv, s.T);
-              return std::vector<Tensor>{att, lse, dqkv};
-            },
-            // att, stored, goes into datt . att, which is taken from a sum that it mostly cancels
-            {{length, 1, 0}, {length, 0, 0}, {4 * length, 2, 0}});
-  }
-}
-
 // A sequence in pieces: some positions at once, then one, then the rest.
 TEST_P(Kernels, CachedAttention) {
   for (const auto& s : attention_sizes) {
