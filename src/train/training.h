@@ -36,6 +36,7 @@ struct Training {
   Tensor workspace;  // (bytes) u8, the backend's
   // Kept so that the loop allocates nothing: the exchange under way, a micro-batch on the host.
   std::vector<Comm::Ticket> tickets;
+  std::vector<std::vector<Comm::Ticket>> arriving;  // new weights: the embedding's, each layer's, the head's
   Batch batch;
   // Why this rank could not read a batch: its loss is then NaN, so that nothing is applied on any rank.
   std::optional<Error> batch_error;

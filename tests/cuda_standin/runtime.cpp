@@ -75,6 +75,7 @@ struct State {
   std::set<Event*> events;
   std::map<const void*, std::size_t> smem_limits;
   std::size_t handles = 0;
+  std::size_t waits = 0;  // calls of cudaStreamWaitEvent
   cudaError_t last = cudaSuccess;
 };
 
@@ -112,6 +113,8 @@ double now() {
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
+
+thread_local int current_device = 0;  // all the same to the stand-in: a process uses one
 
 // ---- Streams
 Stream& stream_of(cudaStream_t stream) {
@@ -269,10 +272,22 @@ Mode mode_from_environment() {
       m.drop_line = std::atoi(site.substr(site.find(':') + 1).c_str());
     } else if (key == "memory")
       m.memory = static_cast<std::size_t>(std::atof(value) * 0x1p30);
+    else if (key == "devices")
+      m.devices = std::atoi(value);
+    else if (key == "first_device")
+      m.first_device = std::atoi(value);
+    else if (key == "no_wait")
+      m.no_wait = std::atoi(value);
+    else if (key == "skip")
+      m.skip = std::atoi(value);
+    else if (key == "twice")
+      m.twice = std::atoi(value);
+    else if (key == "flip")
+      m.flip = std::atoi(value);
     else
       stop(
           "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, early, late, nan, huge, low, "
-          "memory=GIB, drop=FILE:LINE",
+          "memory=GIB, devices=COUNT, first_device=NUMBER, drop=FILE:LINE, no_wait=N, skip=N, twice=N, flip=N",
           word.c_str());
   }
   return m;
@@ -467,6 +482,11 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   return cudaStreamCreateWithFlags(stream, flags);
 }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   HELD;
   Stream& s = stream_of(stream);
@@ -494,6 +514,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   HELD;
   Event& e = event_of(event);
+  if (++state().waits == static_cast<std::size_t>(mode().no_wait)) return cudaSuccess;
   if (e.stream == nullptr) return cudaSuccess;  // never recorded: nothing to wait for
   enqueue_item(stream_of(stream), {{{e.stream, e.position, &e.token}}, [] {}});
   return cudaSuccess;
@@ -566,17 +587,22 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
 
 // ---- The device
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = mode().devices;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : result(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= mode().devices) return result(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device != 0) return result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= mode().devices) return result(cudaErrorInvalidDevice);
   *p = {};
+  p->uuid.bytes[0] = static_cast<char>(mode().first_device + device);
   std::snprintf(p->name, sizeof p->name, "stand-in");
   p->major = 9;
   p->totalGlobalMem = mode().memory;

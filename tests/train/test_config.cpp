@@ -499,7 +499,8 @@ TEST(ConfigJson, DifferencesOnResumeAreThoseThatMatter) {
   EXPECT_EQ(differences({}), Overrides{});
   EXPECT_EQ(differences({"device=cpu", "precision=fp32", "recompute=block", "batch.micro_batch=2",
                          "schedule.max_updates=3", "log_every=1", "checkpoint.every=1", "checkpoint.keep=9",
-                         "checkpoint.keep_updates=[1]", "name=x", "output=y", "data.train=z", "data.validation=z"}),
+                         "checkpoint.keep_updates=[1]", "comm.timeout_seconds=5", "debug.compare_ranks=true", "name=x",
+                         "output=y", "data.train=z", "data.validation=z"}),
             Overrides{});
   EXPECT_EQ(differences({"optimizer.head.lr=0.004", "seed=1"}),
             (Overrides{"seed: 0 in the checkpoint, 1 now", "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now"}));
@@ -579,6 +580,7 @@ TEST(PaperConfigs, HoldTheNumbersOfThePaper) {
         "evaluation": { "every": 500, "tokens": 5242880, "at_start": false },
         "diagnostics": { "diameter_every": 10, "hilbert_panel": null },
         "log_every": 10, "checkpoint": { "every": 1000, "keep": 2, "keep_updates": [] },
+        "comm": { "timeout_seconds": 600 }, "debug": { "compare_ranks": false },
         "init_from": null, "output": null })"));
     }
 }
