@@ -60,6 +60,7 @@ struct Item {
 
 struct Stream {
   bool blocking = true;  // waits for the default stream, and it for this one
+  bool priority = false;
   std::uint64_t begun = 0, done = 0;
   std::deque<Item> items;  // position of the first: done
   void* tsan = nullptr;
@@ -163,7 +164,7 @@ void enqueue_item(Stream& s, Item item) {
   s.items.push_back(std::move(item));
   ++s.begun;
   tsan::release(&s.given);
-  if (!mode().lazy) run_until(s, s.begun);
+  if (!mode().lazy || (mode().ahead && s.priority)) run_until(s, s.begun);
 }
 
 Event& event_of(cudaEvent_t event) {
@@ -256,8 +257,8 @@ Mode mode_from_environment() {
       m.order = Order::reversed;
     else if (key == "random")
       m.order = Order::random, m.seed = static_cast<unsigned>(std::atoi(value));
-    else if (key == "eager" || key == "lazy")
-      m.lazy = key == "lazy";
+    else if (key == "eager" || key == "lazy" || key == "ahead")
+      m.lazy = key != "eager", m.ahead = key == "ahead";
     else if (key == "early" || key == "late")
       m.late_copies = key == "late";
     else if (key == "nan")
@@ -286,7 +287,8 @@ Mode mode_from_environment() {
       m.flip = std::atoi(value);
     else
       stop(
-          "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, early, late, nan, huge, low, "
+          "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, ahead, early, late, nan, huge, "
+          "low, "
           "memory=GIB, devices=COUNT, first_device=NUMBER, drop=FILE:LINE, no_wait=N, skip=N, twice=N, flip=N",
           word.c_str());
   }
@@ -479,8 +481,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
+  reinterpret_cast<Stream*>(*stream)->priority = priority < 0;
+  return error;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;

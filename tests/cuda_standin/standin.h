@@ -1,6 +1,6 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
-// e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy, early | late, nan | huge |
-// low, memory=GIB, devices=COUNT, first_device=NUMBER).
+// e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy | ahead, early | late, nan |
+// huge | low, memory=GIB, devices=COUNT, first_device=NUMBER).
 #pragma once
 #include <cstddef>
 #include <string>
@@ -17,6 +17,7 @@ struct Mode {
   Order order = Order::forward;  // of the blocks of a grid and of the threads of a block
   unsigned seed = 1;             // of random
   bool lazy = false;             // streams work only when the host waits for them
+  bool ahead = false;            // lazy, but streams made with a priority work at once: ahead of all others
   bool late_copies = false;      // cp.async copies at the wait, not at once
   Fill fill = Fill::nan;
   std::size_t memory = std::size_t{80} << 30;  // of the device, bytes
