@@ -139,7 +139,7 @@ class NcclComm final : public Comm {
         comm_ = comm;
       });
     } catch (...) {
-      stop();
+      stop(false);
       throw;
     }
   }
@@ -148,12 +148,13 @@ class NcclComm final : public Comm {
 
   // After an error the other ranks may never come to what is under way.
   ~NcclComm() override {
-    if (std::uncaught_exceptions() == 0) {
+    const bool well = std::uncaught_exceptions() == 0;
+    if (well) {
       park_if_failed();
       cudaStreamSynchronize(stream_);
       park_if_failed();
     }
-    stop();
+    stop(well);
   }
 
   int rank() const override { return ranks_.rank(); }
@@ -343,14 +344,14 @@ class NcclComm final : public Comm {
     for (;;) pause();
   }
 
-  void stop() {
+  void stop(bool well) {
     {
       const std::lock_guard<std::mutex> held(mutex_);
       stopping_ = true;
     }
     wake_.notify_all();
     watchdog_.join();
-    if (comm_) std::uncaught_exceptions() > 0 ? library().abort(comm_) : library().destroy(comm_);
+    if (comm_) well ? library().destroy(comm_) : library().abort(comm_);
     cudaStreamSynchronize(stream_);
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
     cudaStreamDestroy(stream_);
