@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "base/error.h"
+#include "cuda/nccl_comm.h"
 #include "ops/cuda_module.h"
 
 namespace rownorm::cuda {
@@ -31,27 +32,28 @@ unsigned grid_size(Index blocks) {
 namespace {
 
 // Without a driver the count is left as it was and an error returned.
-void require_device(int device) {
+int find_device(int local_rank) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) fail(Exit::device, "[cuda] no device: {}", cudaGetErrorString(status));
   if (count == 0) fail(Exit::device, "[cuda] no device");
-  if (device < 0 || device >= count)
-    fail(Exit::device, "[cuda] no device {}: this machine has {}, one a rank is needed", device, count);
+  if (count == 1) return 0;  // a launcher may have given each rank its own; make_nccl looks at which they are
+  if (local_rank < 0 || local_rank >= count)
+    fail(Exit::device, "[cuda] no device {}: this machine has {}, one a rank is needed", local_rank, count);
+  return local_rank;
 }
 
 }  // namespace
 
-CudaBackend::CudaBackend(const std::string& precision, int device)
-    : device_(device),
+CudaBackend::CudaBackend(const std::string& precision, int local_rank)
+    : device_(find_device(local_rank)),
       precision_(precision),
       compute_(compute_dtype_of(precision)),
       multiply_(precision == "tf32" ? Multiply::tf32 : Multiply::f32) {
   if (precision != "fp32" && precision != "tf32" && precision != "bf16")
     fail(Exit::usage, "[precision] {}: not on device cuda, which has bf16, tf32, fp32", precision);
-  require_device(device);
-  check(cudaSetDevice(device), "cudaSetDevice");
-  check(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
+  check(cudaSetDevice(device_), "cudaSetDevice");
+  check(cudaGetDeviceProperties(&properties_, device_), "cudaGetDeviceProperties");
   if (properties_.major < 8)
     fail(Exit::device, "[cuda] {}: compute capability {}.{}, at least 8.0 is needed", properties_.name,
          properties_.major, properties_.minor);
@@ -253,6 +255,18 @@ extern "C" rownorm::Backend* rownorm_cuda_backend(const char* precision, int loc
     const std::string what = error.what();  // the caller says "[cuda]"
     const std::string prefix = "[cuda] ";
     std::snprintf(message, size, "%s", what.c_str() + (what.starts_with(prefix) ? prefix.size() : 0));
+    return nullptr;
+  }
+}
+
+extern "C" rownorm::Comm* rownorm_cuda_comm(rownorm::Comm* ranks, rownorm::Backend* backend, double timeout_seconds,
+                                            const std::function<void(const std::string&)>* report, char* message,
+                                            std::size_t size) {
+  try {
+    const auto& cuda = static_cast<const rownorm::cuda::CudaBackend&>(*backend);
+    return rownorm::cuda::make_nccl_comm(*ranks, cuda, timeout_seconds, *report).release();
+  } catch (const std::exception& error) {
+    std::snprintf(message, size, "%s", error.what());
     return nullptr;
   }
 }

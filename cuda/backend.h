@@ -30,8 +30,9 @@ struct Release {
 
 class CudaBackend final : public Backend {
  public:
-  // precision "fp32", "tf32" or "bf16"; device number `device`. Error (exit 5) when there is no such device.
-  CudaBackend(const std::string& precision, int device);
+  // precision "fp32", "tf32" or "bf16"; device number `local_rank`, or the only one that this process sees. Error
+  // (exit 5) when there is no such device.
+  CudaBackend(const std::string& precision, int local_rank);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
@@ -53,6 +54,11 @@ class CudaBackend final : public Backend {
   double probe_stream(Tensor scratch) override;
   std::int64_t logits_chunk() const override { return LogitsScratch::rows; }
   bool has(NewtonSchulzPrecision) const override { return true; }
+
+  // For the exchange with other ranks (nccl_comm.h).
+  int device() const { return device_; }
+  const cudaDeviceProp& properties() const { return properties_; }
+  cudaStream_t stream() const { return stream_; }
 
  protected:
   void do_upload(Tensor to, const void* host) override;

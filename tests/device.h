@@ -1,6 +1,7 @@
 // Backends for tests, and tensors on them: memory that lives as long as the test, and values as doubles.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -61,6 +62,10 @@ inline std::vector<double> get(Backend& be, Tensor t) {
     std::vector<float> narrow(values.size());
     be.download(narrow.data(), t);
     std::copy(narrow.begin(), narrow.end(), values.begin());
+  } else if (t.dtype == DType::i32) {
+    std::vector<std::int32_t> whole(values.size());
+    be.download(whole.data(), t);
+    std::copy(whole.begin(), whole.end(), values.begin());
   } else {
     throw std::logic_error("[test] dtype");
   }

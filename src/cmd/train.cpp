@@ -43,8 +43,8 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Run {
-  explicit Run(Comm& ranks) : comm(ranks) {}
-  Comm& comm;
+  explicit Run(Comm& ranks) : comm(&ranks) {}
+  Comm* comm;  // from the host's ranks to those of devices
   Config config;
   std::unique_ptr<Backend> be;
   std::unique_ptr<ShardSet> train, validation;
@@ -52,6 +52,7 @@ struct Run {
   std::optional<ValidationSet> validation_set;
   ordered_json dataset;
   Memory memory;
+  std::unique_ptr<Comm> devices;  // goes before what its exchange may still read
   std::int64_t planned_bytes = 0;
   Training t;
   RunState state;
@@ -65,14 +66,14 @@ struct Run {
   std::optional<RunDirectory> directory;
   std::optional<MetricsFile> metrics;
   std::optional<Provenance> provenance;
-  bool writes() const { return comm.rank() == 0; }
+  bool writes() const { return comm->rank() == 0; }
 
   std::optional<BatchReader> batches;  // last: it uses much of the above
 };
 
 // Reads the batches of these updates from now on.
 void read_batches(Run& run, std::int64_t first, std::int64_t last) {
-  run.batches.emplace(*run.be, *run.train, *run.order, run.config, run.comm.rank(), run.comm.size(), first, last);
+  run.batches.emplace(*run.be, *run.train, *run.order, run.config, run.comm->rank(), run.comm->size(), first, last);
 }
 
 // All ranks must have been started alike: the first key, at any depth, in which rank 0's document and another's differ,
@@ -124,13 +125,28 @@ void open_data(Run& run, std::int64_t first_update) {
   run.dataset = fingerprint(*run.train, *run.validation);
 }
 
+// With a GPU a rank, tensors are exchanged by NCCL; those of the host by the launcher's ranks as they are.
+void exchange_over_devices(Run& run) {
+  Comm& ranks = *run.comm;
+  const auto devices = ranks.all_gather(run.be->name());  // "auto" looks at each rank's own
+  for (std::size_t r = 1; r < devices.size(); ++r)
+    if (devices[r] != devices[0])
+      throw AgreedError(Exit::device,
+                        fmt::format("[ranks] device {}: is {} on rank 0, {} on rank {}; one GPU a rank, or "
+                                    "device cpu",
+                                    run.config.device, devices[0], devices[r], r));
+  if (devices[0] != "cuda") return;
+  run.devices = make_nccl(ranks, *run.be, run.config.comm.timeout_seconds, log_error);
+  run.comm = run.devices.get();
+}
+
 void plan_memory(Run& run) {
   const Config& c = run.config;
   const WorkspaceSizes sizes = workspace_sizes(c);
   const std::int64_t workspace = run.be->workspace_bytes(sizes);
   const auto build = [&](Arena& arena) {
-    return make_training(arena, c, run.be->compute_dtype(), run.be->master_dtype(), workspace, run.comm.rank(),
-                         run.comm.size());
+    return make_training(arena, c, run.be->compute_dtype(), run.be->master_dtype(), workspace, run.comm->rank(),
+                         run.comm->size());
   };
   Arena plan;
   build(plan);
@@ -154,9 +170,11 @@ std::optional<Checkpoint> checkpoint_to_resume(const Config& config) {
   return found;
 }
 
-// Looks at the updates since the last look: adds up losses and clipped updates, stops at a number that is not finite.
+// Looks at the updates since the last look, which are then whole on every rank: adds up losses and clipped updates,
+// stops at a number that is not finite.
 void look_at_recent(Run& run) {
   Backend& be = *run.be;
+  wait_for_weights(*run.comm, run.t);
   std::vector<double> loss(static_cast<std::size_t>(run.recent)), norm(loss.size());
   be.download(loss.data(), run.t.recent_loss.rows(0, run.recent));
   be.download(norm.data(), run.t.recent_norm.rows(0, run.recent));
@@ -169,31 +187,38 @@ void look_at_recent(Run& run) {
       run.state.clipped_count += norm[i] > run.config.clip_norm ? 1 : 0;
       continue;
     }
-    together(run.comm, [&] {
+    together(*run.comm, [&] {
       if (run.t.batch_error) throw Error(*run.t.batch_error);
     });
     // Nothing was applied since, so the gradients can be had again to say where it began.
     const std::int64_t update = first + static_cast<std::int64_t>(i);
     read_batches(run, update, update);
-    compute_gradients(be, run.comm, run.config, run.t, *run.batches);
+    compute_gradients(be, *run.comm, run.config, run.t, *run.batches);
     throw AgreedError(Exit::numbers,
                       fmt::format("[numbers] update {}: loss {}, gradient norm {}; {}; nothing was applied", update,
                                   std::abs(loss[i]), std::abs(norm[i]),  // abs: no "-nan"
-                                  first_not_finite(be, run.comm, run.t)));
+                                  first_not_finite(be, *run.comm, run.t)));
   }
+}
+
+// debug.compare_ranks: the weights that the ranks go on with are the same bits.
+void compare_ranks(Run& run) {
+  wait_for_weights(*run.comm, run.t);
+  if (const std::string d = first_difference_of_ranks(*run.be, *run.comm, run.t); !d.empty())
+    throw AgreedError(Exit::device, fmt::format("[ranks] update {}: {}", run.state.update, d));
 }
 
 // A measurement, which is the same on all ranks.
 double checked(const Run& run, const char* what, double value) {
   if (!std::isfinite(value))
     throw AgreedError(Exit::numbers, fmt::format("[numbers] update {}: {} is {}; {}", run.state.update, what,
-                                                 std::abs(value), first_not_finite(*run.be, run.comm, run.t)));
+                                                 std::abs(value), first_not_finite(*run.be, *run.comm, run.t)));
   return value;
 }
 
 double run_validation(Run& run, const Panel* panel) {
   return checked(run, "the validation loss",
-                 validate(*run.be, run.comm, run.config.model, run.t.weights, run.t.activations, run.t.validation_loss,
+                 validate(*run.be, *run.comm, run.config.model, run.t.weights, run.t.activations, run.t.validation_loss,
                           *run.validation_set, panel));
 }
 
@@ -237,8 +262,8 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     run.state.loss_count = run.state.clipped_count = 0;
   }
   if (due.diameter) {
-    share_head_step(run.comm, run.t);
-    const StepGeometry g = measure_step(*run.be, run.comm, run.t.diameter, run.t.optimizer.head_step);
+    share_head_step(*run.comm, run.t);
+    const StepGeometry g = measure_step(*run.be, *run.comm, run.t.diameter, run.t.optimizer.head_step);
     r["diagnostics/lm_head_step/diameter_exact"] = checked(run, "the head step's diameter", g.diameter);
     r["diagnostics/lm_head_step/diameter_pair"] = g.pair;
     r["diagnostics/lm_head_step/row_norm_max"] = checked(run, "the head step's row norm", g.row_norm_max);
@@ -249,7 +274,8 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     r["validation/loss"] = run_validation(run, panel ? &run.t.panel : nullptr);
     r["validation/tokens"] = c.evaluation.tokens;
     if (panel) {
-      const double rms = hilbert_rms(*run.be, run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm.rank()));
+      const double rms =
+          hilbert_rms(*run.be, *run.comm, run.t.panel, owned_head_step(run.t.optimizer, run.comm->rank()));
       r["validation/hilbert_step/rms"] = checked(run, "the Hilbert RMS", rms);
       r["validation/hilbert_step/tokens"] = c.panel_positions();
     }
@@ -259,7 +285,7 @@ ordered_json make_record(Run& run, const Due& due, double lr_scale, double secon
     const double rate = static_cast<double>(updates * c.tokens_per_update()) / seconds;
     r["performance/tokens_per_second"] = rate;
     if (c.peak_tflops)
-      r["performance/mfu"] = rate * flops_per_token(c.model) / (*c.peak_tflops * 1e12 * run.comm.size());
+      r["performance/mfu"] = rate * flops_per_token(c.model) / (*c.peak_tflops * 1e12 * run.comm->size());
     r["memory/peak_allocated_gib"] = static_cast<double>(run.planned_bytes) / (1024.0 * 1024.0 * 1024.0);
   }
   return r;
@@ -279,11 +305,11 @@ void report(const ordered_json& record, const Due& due, const ProgressState& pro
 
 void save(Run& run) {
   if (run.saved == run.state.update) return;
-  on_first_rank(run.comm, [&] { run.metrics->sync(); });
-  write_checkpoint(run.config.output, *run.be, run.comm, run.config, run.t, run.state, run.dataset);
+  on_first_rank(*run.comm, [&] { run.metrics->sync(); });
+  write_checkpoint(run.config.output, *run.be, *run.comm, run.config, run.t, run.state, run.dataset);
   run.saved = run.state.update;
   const auto& [every, keep, keep_updates] = run.config.checkpoint;
-  on_first_rank(run.comm, [&, keep = keep] {
+  on_first_rank(*run.comm, [&, keep = keep] {
     remove_old_checkpoints(run.config.output, run.saved, keep, run.config.checkpoint.keep_updates);
   });
 }
@@ -301,14 +327,14 @@ void write_summary(const Run& run) {
 // The signal by which ranks were asked to stop before the update just enqueued or, of several ranks, the one before it:
 // all of them then know (the flag travels with the gradient norm), and nobody waits for the newer one. 0: none.
 int agreed_stop_signal(Run& run) {
-  if (run.comm.size() == 1) return stop_signal();
+  if (run.comm->size() == 1) return stop_signal();
   auto* asked = static_cast<double*>(run.asked.get());
   const auto now = static_cast<std::size_t>(run.state.update % 2), before = 1 - now;
   run.asked_copied[now] = run.be->start_download(asked + now, run.t.sums.rows(1, 2));
   if (!run.asked_copied[before]) return 0;  // the first update of this session
   run.be->wait(*run.asked_copied[before]);
   if (asked[before] == 0) return 0;
-  const auto signals = run.comm.all_gather(std::to_string(stop_signal()));
+  const auto signals = run.comm->all_gather(std::to_string(stop_signal()));
   return std::stoi(*std::ranges::find_if(signals, [](const std::string& s) { return s != "0"; }));
 }
 
@@ -320,7 +346,7 @@ int train_loop(Run& run) {
     ordered_json r = {{"progress/update", 0}, {"progress/tokens", 0}};
     r["validation/loss"] = run_validation(run, nullptr);
     r["validation/tokens"] = c.evaluation.tokens;
-    on_first_rank(run.comm, [&] { run.metrics->append(r); });
+    on_first_rank(*run.comm, [&] { run.metrics->append(r); });
     log_line(fmt::format("update 0: validation loss {:.4f}", r["validation/loss"].get<double>()));
   }
 
@@ -336,7 +362,7 @@ int train_loop(Run& run) {
     try {
       const BatchReader::Slot& next = run.batches->next();
       if (next.new_shard)
-        together(run.comm, [&] {
+        together(*run.comm, [&] {
           if (next.error) throw Error(*next.error);
         });
     } catch (...) {  // a bad one ends the run, but nothing that was learnt is lost
@@ -344,12 +370,13 @@ int train_loop(Run& run) {
       save(run);
       throw;
     }
-    step(*run.be, run.comm, c, run.t, *run.batches, update, scale, stop_signal() != 0);
+    step(*run.be, *run.comm, c, run.t, *run.batches, update, scale, stop_signal() != 0);
     run.be->copy(run.t.recent_loss.rows(run.recent, run.recent + 1), run.t.loss);
     run.be->copy(run.t.recent_norm.rows(run.recent, run.recent + 1), run.t.control.norm);
     run.state.update = update;
     run.recent += 1;
     timed_updates += 1;
+    if (c.debug.compare_ranks) compare_ranks(run);
 
     const Due due = due_at(c, update);
     const int signal = agreed_stop_signal(run);
@@ -361,7 +388,7 @@ int train_loop(Run& run) {
         run.state.loss_count ? run.state.loss_sum / static_cast<double>(run.state.loss_count) : progress.loss;
     if (due.record()) {
       const ordered_json record = make_record(run, due, scale, seconds, timed_updates);
-      on_first_rank(run.comm, [&] { run.metrics->append(record); });
+      on_first_rank(*run.comm, [&] { run.metrics->append(record); });
       if (due.log) {
         progress.tokens_per_second = static_cast<double>(timed_updates * c.tokens_per_update()) / seconds;
         seconds = 0;
@@ -382,7 +409,7 @@ int train_loop(Run& run) {
 // The checkpoint to continue from, on every rank: looked for and checked by rank 0, which locks the directory.
 std::optional<Checkpoint> find_what_to_continue(Run& run, bool resume) {
   std::optional<Checkpoint> checkpoint;
-  on_first_rank(run.comm, [&] {
+  on_first_rank(*run.comm, [&] {
     const std::string& output = run.config.output;
     const bool exists = fs::exists(fs::symlink_status(output));
     if (exists && !resume)
@@ -393,7 +420,7 @@ std::optional<Checkpoint> find_what_to_continue(Run& run, bool resume) {
     if (!checkpoint) log_line(fmt::format("{}: no checkpoint yet; starting anew", output));
   });
   const std::string found = from_first_rank(
-      run.comm, checkpoint ? json_text({{"path", checkpoint->path.string()}, {"state", checkpoint->state}}) : "");
+      *run.comm, checkpoint ? json_text({{"path", checkpoint->path.string()}, {"state", checkpoint->state}}) : "");
   if (!run.writes() && !found.empty()) {
     auto document = ordered_json::parse(found);
     checkpoint = Checkpoint{document.at("path").get<std::string>(), std::move(document.at("state"))};
@@ -413,7 +440,7 @@ void open_outputs(Run& run, const std::optional<Checkpoint>& checkpoint) {
   if (const std::int64_t expected = last_measured(c, done); checkpoint && run.metrics->last_update() < expected)
     log_warning(fmt::format("[metrics] {}: ends at update {}, the record of update {} is missing", metrics.string(),
                             run.metrics->last_update(), expected));
-  run.provenance.emplace(*run.directory, c, *run.be, run.comm.size(), run.dataset, done + 1);
+  run.provenance.emplace(*run.directory, c, *run.be, run.comm->size(), run.dataset, done + 1);
 }
 
 int train(const TrainOptions& options, Comm& comm) {
@@ -440,8 +467,6 @@ int train(const TrainOptions& options, Comm& comm) {
   together(comm, [&] {
     run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size());
     check_newton_schulz(c, *run.be);
-    if (comm.size() > 1 && run.be->name() == "cuda")  // it needs NCCL: MPI reduces the host's memory
-      fail(Exit::device, "[ranks] device cuda: one process only so far, started as {}; use device cpu", comm.size());
     log_line(version_line());
     log_line(fmt::format("device: {}{}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : "",
                          comm.size() > 1 ? fmt::format("; {} ranks", comm.size()) : ""));
@@ -452,6 +477,7 @@ int train(const TrainOptions& options, Comm& comm) {
   });
   if (const std::string d = first_shard_difference(comm, run.dataset); !d.empty())
     throw AgreedError(Exit::data, fmt::format("[ranks] do not see the same shards: {}", d));
+  if (comm.size() > 1) exchange_over_devices(run);
   together(comm, [&] {
     plan_memory(run);
     if (checkpoint) {
@@ -483,7 +509,7 @@ int train(const TrainOptions& options, Comm& comm) {
     }
     throw;
   }
-  on_first_rank(comm, [&] {
+  on_first_rank(*run.comm, [&] {
     if (signal == 0) write_summary(run);
     run.provenance->finish(run.state.update, signal != 0 ? fmt::format("stopped by SIG{}", sigabbrev_np(signal))
                                              : run.state.update == c.updates() ? "finished"

@@ -6,12 +6,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "base/tensor.h"
 
 namespace rownorm {
+
+class Backend;
 
 enum class Reduction { sum, max, min };
 
@@ -25,14 +28,18 @@ class Comm {
   virtual int local_rank() const = 0;  // among the ranks of this machine
   virtual int local_size() const = 0;
 
-  // In place on every rank; f64, f32, i32, bf16; sums are added in f64 in rank order, then rounded (bf16 by way of
-  // f32). Ordered like start_*: after what is enqueued, before what comes next. min and max are NaN where any rank's
-  // value is, as everywhere in the operations.
+  // Update u is under way, for the errors of what follows; 0: none yet.
+  virtual void begin_update(std::int64_t) {}
+
+  // In place on every rank; sums of f64, f32, i32, bf16, minima and maxima of f64, f32, i32. Over MPI sums are added in
+  // f64 in rank order, then rounded (bf16 by way of f32); over NCCL in its order, which is fixed for one version of it
+  // and one topology. Ordered like start_*: after what is enqueued, before what comes next. min and max are NaN where
+  // any rank's value is, as everywhere in the operations.
   virtual void all_reduce(Tensor t, Reduction how) = 0;
   // start_*: ordered after the work enqueued on the device so far, and may overlap what is enqueued next. After wait()
-  // everything enqueued sees the result. The tensor may not be touched in between.
-  virtual Ticket start_reduce(Tensor t, int owner) = 0;     // sum over ranks, valid on `owner` only
-  virtual Ticket start_broadcast(Tensor t, int owner) = 0;  // owner's values on every rank
+  // everything enqueued sees the result. The tensor may not be touched in between. `what` names it in errors.
+  virtual Ticket start_reduce(Tensor t, int owner, std::string_view what = {}) = 0;     // sum, valid on `owner` only
+  virtual Ticket start_broadcast(Tensor t, int owner, std::string_view what = {}) = 0;  // owner's values on every rank
   virtual void wait(Ticket ticket) = 0;
 
   // One text of every rank, on every rank, in rank order (configs to compare, errors to agree on).
@@ -49,6 +56,14 @@ std::unique_ptr<Comm> make_single_process();
 // The ranks that an MPI launcher started; to be made once in a process, destroyed on all ranks. The host's memory is
 // what it reduces: CPU tensors. Error (exit 5): MPI does not work, or this build is without it.
 std::unique_ptr<Comm> make_mpi();
+
+// The same ranks, one a GPU, whose tensors are the CUDA backend's: NCCL exchanges them on a stream of its own. Texts
+// and host memory go through `ranks`, once nothing is under way on the device. Called by all ranks; goes before `ranks`
+// and `cuda`. A collective that fails, or is not done `timeout_seconds` after nothing but the other ranks kept it from
+// beginning, is told to `report` (from another thread) and ends the processes of all ranks with exit 5.
+// AgreedError (exit 5): no NCCL, two ranks on one device, or NCCL's own.
+std::unique_ptr<Comm> make_nccl(Comm& ranks, Backend& cuda, double timeout_seconds,
+                                const std::function<void(const std::string&)>& report);
 
 // What a launcher's environment variables say of this process, without MPI.
 struct Launcher {

@@ -82,8 +82,8 @@ class Mpi final : public Comm {
   Mpi() {
     std::signal(SIGALRM, give_up);
     alarm(meeting_seconds);
-    int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    // One thread at a time exchanges; another may call abort().
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
@@ -115,7 +115,7 @@ class Mpi final : public Comm {
     });
   }
 
-  Ticket start_reduce(Tensor t, int owner) override {
+  Ticket start_reduce(Tensor t, int owner, std::string_view) override {
     for_chunks(t, chunk_bytes_, [&](std::byte* data, std::int64_t bytes) {
       check(MPI_Gather(data, static_cast<int>(bytes), MPI_BYTE, gathered_.data(), static_cast<int>(bytes), MPI_BYTE,
                        owner, MPI_COMM_WORLD),
@@ -125,7 +125,7 @@ class Mpi final : public Comm {
     return 0;
   }
 
-  Ticket start_broadcast(Tensor t, int owner) override {
+  Ticket start_broadcast(Tensor t, int owner, std::string_view) override {
     for_chunks(t, message_bytes, [&](std::byte* data, std::int64_t bytes) {
       check(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, owner, MPI_COMM_WORLD), "MPI_Bcast");
     });
@@ -166,7 +166,9 @@ class Mpi final : public Comm {
   }
 
   void abort(int code) override {
-    MPI_Abort(MPI_COMM_WORLD, code);
+    int main_thread = 1;
+    if (thread_level_ < MPI_THREAD_MULTIPLE) MPI_Is_thread_main(&main_thread);
+    if (main_thread != 0) MPI_Abort(MPI_COMM_WORLD, code);  // else the launcher sees that this rank has ended
     std::_Exit(code);
   }
 
@@ -177,6 +179,7 @@ class Mpi final : public Comm {
       each(static_cast<std::byte*>(t.data) + first, std::min(most, t.bytes() - first));
   }
 
+  int thread_level_ = MPI_THREAD_SINGLE;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
   std::int64_t chunk_bytes_ = 0;     // of each rank, a multiple of every element's size
   std::vector<std::byte> gathered_;  // (ranks, chunk)

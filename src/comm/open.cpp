@@ -31,6 +31,7 @@ std::optional<Launcher> find_launcher() {
       Variables{"MVAPICH's mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
       Variables{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},  // the second is not set in a batch script
       Variables{"a PMIx launcher", "PMIX_RANK", nullptr},
+      Variables{"torchrun", "RANK", "WORLD_SIZE"},  // gives MPI nothing: refused below
   };
   for (const Variables& v : known) {
     const auto rank = number_in(v.rank), size = number_in(v.size);

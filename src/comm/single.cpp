@@ -12,8 +12,8 @@ class SingleProcess final : public Comm {
   int local_rank() const override { return 0; }
   int local_size() const override { return 1; }
   void all_reduce(Tensor, Reduction) override {}
-  Ticket start_reduce(Tensor, int) override { return 0; }
-  Ticket start_broadcast(Tensor, int) override { return 0; }
+  Ticket start_reduce(Tensor, int, std::string_view) override { return 0; }
+  Ticket start_broadcast(Tensor, int, std::string_view) override { return 0; }
   void wait(Ticket) override {}
   std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
   void transfer(void*, std::int64_t, int, int) override {}

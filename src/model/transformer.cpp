@@ -132,9 +132,12 @@ Activations first_rows(const Activations& a, std::int64_t n) {
   return part;
 }
 
-void forward(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a) {
+void forward(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a,
+             const std::function<void(std::int64_t)>& need) {
+  need(-1);
   be.embedding(a.x, a.tokens, weights.embed);
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
+    need(static_cast<std::int64_t>(i));
     if (!a.block_inputs.empty()) be.copy(a.block_inputs[i], a.x);
     block_forward(be, model, weights.layers[i], a, a.blocks[a.blocks.size() == 1 ? 0 : i]);
   }

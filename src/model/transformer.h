@@ -55,8 +55,11 @@ Activations first_sequences(const Activations& a, std::int64_t sequences);
 // The same memory seen as n rows, the next tokens of one sequence for extend().
 Activations first_rows(const Activations& a, std::int64_t n);
 
-// a.hidden from a.tokens.
-void forward(Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a);
+// a.hidden from a.tokens. need(-1) is called before the embedding is first read, need(layer) before a layer's weights
+// are, from the first layer on.
+void forward(
+    Backend& be, const ModelConfig& model, const Parameters& weights, Activations& a,
+    const std::function<void(std::int64_t)>& need = [](std::int64_t) {});
 
 // Keys, normed and rotated, and values of one sequence's positions so far, for generation.
 struct KeyValueCache {

@@ -103,6 +103,8 @@ void visit(Visitor& top, C& c) {
     at.field("keep", k.keep, at_least(1));
     at.field("keep_updates", k.keep_updates, at_least(1));
   });
+  top.field("comm", [&x = c.comm](auto& at) { at.field("timeout_seconds", x.timeout_seconds, above(0)); });
+  top.field("debug", [&d = c.debug](auto& at) { at.field("compare_ranks", d.compare_ranks); });
   top.field("init_from", c.init_from);
   top.required("output", c.output);
 }
@@ -299,7 +301,9 @@ bool may_differ(const std::string& path) {
   for (const std::string_view free : {"device", "precision", "recompute", "batch.micro_batch", "schedule.max_updates",
                                       "log_every", "name", "output", "peak_tflops"})
     if (path == free) return true;
-  return path.starts_with("checkpoint.") || path.starts_with("data.") || path.ends_with(".newton_schulz_precision");
+  for (const std::string_view free : {"checkpoint.", "data.", "comm.", "debug."})
+    if (path.starts_with(free)) return true;
+  return path.ends_with(".newton_schulz_precision");
 }
 
 void compare(const Json* before, const Json* now, const std::string& path, std::vector<std::string>& differences) {

@@ -50,6 +50,12 @@ struct Config {
     std::int64_t every = 1000, keep = 2;
     std::vector<std::int64_t> keep_updates;
   } checkpoint;
+  struct {
+    double timeout_seconds = 600;
+  } comm;
+  struct {
+    bool compare_ranks = false;
+  } debug;
   std::optional<std::string> init_from;
   std::string output;
 

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/file.h"
+
 namespace rownorm {
 namespace {
 
@@ -70,6 +72,25 @@ std::string first_not_finite(Backend& be, Comm& comm, const Training& t) {
     if (!f.empty() && (!first || std::stoll(f) < std::stoll(*first))) first = &f;
   return first ? "first found in " + first->substr(first->find(' ') + 1)
                : "every tensor is finite: the logits or a sum overflow";
+}
+
+std::string first_difference_of_ranks(Backend& be, Comm& comm, const Training& t) {
+  std::string digests;  // of every matrix, a line each
+  std::vector<std::byte> values;
+  for (const Tensor& matrix : t.weights.matrices) {
+    values.resize(static_cast<std::size_t>(matrix.bytes()));
+    be.download(values.data(), matrix);
+    digests += digest(values) + "\n";
+  }
+  const auto all = comm.all_gather(digests);
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0]) {
+      const auto at = std::ranges::mismatch(all[0], all[r]).in1 - all[0].begin();
+      const auto matrix = std::count(all[0].begin(), all[0].begin() + at, '\n');
+      return fmt::format("{} is not the same on rank 0 and rank {}",
+                         t.optimizer.table[static_cast<std::size_t>(matrix)].name, r);
+    }
+  return "";
 }
 
 }  // namespace rownorm

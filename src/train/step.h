@@ -1,4 +1,5 @@
-// One optimizer update, in order: gradients, reduction over ranks, global norm, clip, update, broadcast.
+// One optimizer update, in order: gradients, reduction over ranks, global norm, clip, update, broadcast. A layer's
+// gradients travel while backward goes on, its new weights while the next forward does, which waits for each layer's.
 #pragma once
 #include <cstdint>
 
@@ -21,6 +22,9 @@ void compute_gradients(Backend& be, Comm& comm, const Config& config, Training& 
 // many were.
 void step(Backend& be, Comm& comm, const Config& config, Training& t, BatchReader& batches, std::int64_t update,
           double lr_scale, bool stop = false);
+
+// Update `step` leaves the new weights on their way: to be called before anything but `step` reads them.
+void wait_for_weights(Comm& comm, Training& t);
 
 // Makes t.optimizer.head_step whole on every rank.
 void share_head_step(Comm& comm, Training& t);

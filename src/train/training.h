@@ -31,8 +31,10 @@ struct Training {
   Tensor validation_loss;           // (1) f64
   DiameterTensors diameter;
   Panel panel;
-  Tensor workspace;                   // (bytes) u8, the backend's
-  std::vector<Comm::Ticket> tickets;  // the exchange under way, kept so that the loop allocates nothing
+  Tensor workspace;  // (bytes) u8, the backend's
+  // Kept so that the loop allocates nothing: the exchange under way.
+  std::vector<Comm::Ticket> tickets;
+  std::vector<std::vector<Comm::Ticket>> arriving;  // new weights: the embedding's, each layer's, the head's
   // Why this rank could not read a batch: its loss is then NaN, so that nothing is applied on any rank.
   std::optional<Error> batch_error;
 };

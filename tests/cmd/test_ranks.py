@@ -444,6 +444,7 @@ OTHER_LAUNCHERS = {
     "MPICH": {"PMI_RANK": "0", "PMI_SIZE": "4"},
     "MVAPICH": {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
     "srun": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"},
+    "torchrun": {"RANK": "0", "WORLD_SIZE": "4"},
 }
 
 

@@ -40,7 +40,9 @@ RECORD_KEYS = {
 }
 
 
-def run_config(folder: Path, golden: dict[str, Any], head: str, device: str, output: Path) -> dict[str, Any]:
+def run_config(
+    folder: Path, golden: dict[str, Any], head: str, device: str, output: Path, ranks: int = 1
+) -> dict[str, Any]:
     model, run, heads = golden["model"], golden["run"], golden["heads"][head]
     groups = heads["auxiliary_adamw"]["groups"]
     betas = heads["auxiliary_adamw"]["betas"]
@@ -64,7 +66,10 @@ def run_config(folder: Path, golden: dict[str, Any], head: str, device: str, out
             "train": str(folder / "data" / "fineweb_train_*.bin"),
             "validation": str(folder / "data" / "fineweb_val_*.bin"),
         },
-        "batch": {"sequences": run["sequences_per_update"], "micro_batch": run["micro_batch"]},
+        "batch": {
+            "sequences": run["sequences_per_update"],
+            "micro_batch": min(run["micro_batch"], run["sequences_per_update"] // ranks),
+        },
         "schedule": {
             "updates": run["schedule_total"],
             "warmup_updates": run["warmup"],
@@ -110,13 +115,17 @@ def bf16_bounds(golden: dict[str, Any], head: str) -> dict[str, float]:
 @pytest.mark.parametrize("head", ["adamw", "rownorm"])
 @pytest.mark.parametrize("trajectory", ["trajectory_main", "trajectory_clipped"])
 def test_trajectory(tmp_path: Path, trajectory: str, head: str, device: str) -> None:
+    follow(tmp_path, trajectory, head, device)
+
+
+def follow(tmp_path: Path, trajectory: str, head: str, device: str, ranks: int = 1, **options: Any) -> None:
     folder = GOLDEN / trajectory
     low = device == "cuda_bf16"
     golden = json.loads((folder / "config.json").read_text())
     expected = json.loads((folder / f"expected_{head}_f64.json").read_text())
     output = tmp_path / "run"
-    (tmp_path / "config.json").write_text(json.dumps(run_config(folder, golden, head, device, output)))
-    expect_ok(run("train", tmp_path / "config.json", timeout=300))
+    (tmp_path / "config.json").write_text(json.dumps(run_config(folder, golden, head, device, output, ranks)))
+    expect_ok(run("train", tmp_path / "config.json", timeout=300, ranks=ranks, **options))
 
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [r["progress/update"] for r in records] == [e["update"] for e in expected] == list(range(1, 41))

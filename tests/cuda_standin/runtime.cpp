@@ -60,6 +60,7 @@ struct Item {
 
 struct Stream {
   bool blocking = true;  // waits for the default stream, and it for this one
+  bool priority = false;
   std::uint64_t begun = 0, done = 0;
   std::deque<Item> items;  // position of the first: done
   void* tsan = nullptr;
@@ -75,7 +76,8 @@ struct State {
   std::set<Event*> events;
   std::map<const void*, std::size_t> smem_limits;
   std::size_t handles = 0;
-  std::size_t waits = 0;  // of the host for work that was not done
+  std::size_t waits = 0;        // of the host for work that was not done
+  std::size_t event_waits = 0;  // calls of cudaStreamWaitEvent
   cudaError_t last = cudaSuccess;
 };
 
@@ -113,6 +115,8 @@ double now() {
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
+
+thread_local int current_device = 0;  // all the same to the stand-in: a process uses one
 
 // ---- Streams
 Stream& stream_of(cudaStream_t stream) {
@@ -167,7 +171,7 @@ void enqueue_item(Stream& s, Item item) {
   s.items.push_back(std::move(item));
   ++s.begun;
   tsan::release(&s.given);
-  if (!mode().lazy) run_until(s, s.begun);
+  if (!mode().lazy || (mode().ahead && s.priority)) run_until(s, s.begun);
 }
 
 Event& event_of(cudaEvent_t event) {
@@ -276,8 +280,8 @@ Mode mode_from_environment() {
       m.order = Order::reversed;
     else if (key == "random")
       m.order = Order::random, m.seed = static_cast<unsigned>(std::atoi(value));
-    else if (key == "eager" || key == "lazy")
-      m.lazy = key == "lazy";
+    else if (key == "eager" || key == "lazy" || key == "ahead")
+      m.lazy = key != "eager", m.ahead = key == "ahead";
     else if (key == "early" || key == "late")
       m.late_copies = key == "late";
     else if (key == "nan")
@@ -294,10 +298,24 @@ Mode mode_from_environment() {
       m.memory = static_cast<std::size_t>(std::atof(value) * 0x1p30);
     else if (key == "ends")
       m.ends = static_cast<std::size_t>(std::atoll(value));
+    else if (key == "devices")
+      m.devices = std::atoi(value);
+    else if (key == "first_device")
+      m.first_device = std::atoi(value);
+    else if (key == "no_wait")
+      m.no_wait = std::atoi(value);
+    else if (key == "skip")
+      m.skip = std::atoi(value);
+    else if (key == "twice")
+      m.twice = std::atoi(value);
+    else if (key == "flip")
+      m.flip = std::atoi(value);
     else
       stop(
-          "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, early, late, nan, huge, low, "
-          "memory=GIB, ends=BLOCKS, drop=FILE:LINE",
+          "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, ahead, early, late, nan, huge, "
+          "low, "
+          "memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER, drop=FILE:LINE, no_wait=N, skip=N, twice=N, "
+          "flip=N",
           word.c_str());
   }
   return m;
@@ -493,8 +511,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
+  reinterpret_cast<Stream*>(*stream)->priority = priority < 0;
+  return error;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   HELD;
@@ -523,6 +548,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   HELD;
   Event& e = event_of(event);
+  if (++state().event_waits == static_cast<std::size_t>(mode().no_wait)) return cudaSuccess;
   if (e.stream == nullptr) return cudaSuccess;  // never recorded: nothing to wait for
   enqueue_item(stream_of(stream), {{{e.stream, e.position, &e.token}}, [] {}});
   return cudaSuccess;
@@ -595,17 +621,22 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
 
 // ---- The device
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = mode().devices;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : result(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= mode().devices) return result(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device != 0) return result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= mode().devices) return result(cudaErrorInvalidDevice);
   *p = {};
+  p->uuid.bytes[0] = static_cast<char>(mode().first_device + device);
   std::snprintf(p->name, sizeof p->name, "stand-in");
   p->major = 9;
   p->totalGlobalMem = mode().memory;

@@ -1,6 +1,6 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
-// e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy, early | late, nan | huge |
-// low, memory=GIB, ends=BLOCKS).
+// e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy | ahead, early | late, nan |
+// huge | low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER).
 #pragma once
 #include <cstddef>
 #include <string>
@@ -17,15 +17,23 @@ struct Mode {
   Order order = Order::forward;  // of the blocks of a grid and of the threads of a block
   unsigned seed = 1;             // of random
   bool lazy = false;             // streams work only when the host waits for them
+  bool ahead = false;            // lazy, but streams made with a priority work at once: ahead of all others
   bool late_copies = false;      // cp.async copies at the wait, not at once
   Fill fill = Fill::nan;
   std::size_t memory = std::size_t{80} << 30;  // of the device, bytes
   // Of each grid only the first and the last `ends` blocks run; 0: all. For the addresses of tensors that are too large
   // to be worked on whole.
   std::size_t ends = 0;
+  int devices = 1;       // that this process sees
+  int first_device = 0;  // which of the machine's is its number 0
   // A planted fault: __syncthreads, __syncwarp or cp_async_wait of this line is not there. The end of a path; 0: none.
   std::string drop_file{};
   int drop_line = 0;
+  // Others, each of the N-th call of its kind in this process, from 1 on; 0: none.
+  int no_wait = 0;  // cudaStreamWaitEvent does nothing
+  int skip = 0;     // a collective of NCCL does nothing, on this rank
+  int twice = 0;    // ncclReduce, made twice (on all ranks, or they do not meet)
+  int flip = 0;     // of the result of a collective one bit is wrong, on this rank
 };
 Mode& mode();
 

@@ -158,6 +158,27 @@ TEST(Together, ThrowsTheFirstFailingRanksErrorEverywhere) {
   }
 }
 
+TEST(Exchange, WeightsThatDifferAreNamed) {
+  const Config config = parse_config(R"({
+    "model": { "vocab_size": 7, "context": 4, "layers": 1, "width": 6, "head_dim": 2 },
+    "data": { "train": "-", "validation": "-" }, "batch": { "sequences": 1, "micro_batch": 1 },
+    "schedule": { "updates": 9 }, "output": "-",
+    "optimizer": { "hidden": { "algorithm": "muon", "lr": 0.01 }, "embedding": { "algorithm": "adamw", "lr": 0.01 },
+                   "head": { "algorithm": "rownorm", "lr": 0.01 } } })",
+                                     "test", {});
+  const auto be = open_backend("cpu", "auto");
+  Training t;
+  const Device device(*be, workspace_sizes(config), [&](Arena& arena) {
+    t = make_training(arena, config, be->compute_dtype(), be->master_dtype(), 0, comm->rank(), comm->size());
+  });
+  initialize(*be, t.master, config.model, 1);
+  EXPECT_EQ(first_difference_of_ranks(*be, *comm, t), "");
+  const int last = comm->size() - 1;
+  if (comm->rank() == last) be->fill(t.weights.matrices[5].rows(23, 24), 1);
+  EXPECT_EQ(first_difference_of_ranks(*be, *comm, t),
+            fmt::format("blocks.0.gate.weight is not the same on rank 0 and rank {}", last));
+}
+
 // S and h equal on all ranks: the measurements over ranks are those of one process.
 class Measured : public ::testing::TestWithParam<const char*> {
  protected:

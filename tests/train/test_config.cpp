@@ -530,11 +530,11 @@ TEST(ConfigJson, DifferencesOnResumeAreThoseThatMatter) {
     return differences_on_resume(checkpoint, to_json(parse(overrides)));
   };
   EXPECT_EQ(differences({}), Overrides{});
-  EXPECT_EQ(
-      differences({"device=cpu", "precision=fp32", "recompute=block", "batch.micro_batch=2", "schedule.max_updates=3",
-                   "log_every=1", "checkpoint.every=1", "checkpoint.keep=9", "checkpoint.keep_updates=[1]", "name=x",
-                   "output=y", "data.train=z", "data.validation=z", "peak_tflops=67"}),
-      Overrides{});
+  EXPECT_EQ(differences({"device=cpu", "precision=fp32", "recompute=block", "batch.micro_batch=2",
+                         "schedule.max_updates=3", "log_every=1", "checkpoint.every=1", "checkpoint.keep=9",
+                         "checkpoint.keep_updates=[1]", "comm.timeout_seconds=5", "debug.compare_ranks=true", "name=x",
+                         "output=y", "data.train=z", "data.validation=z", "peak_tflops=67"}),
+            Overrides{});
   EXPECT_EQ(differences({"device=cuda", "optimizer.hidden.newton_schulz_precision=bf16"}), Overrides{});
   EXPECT_EQ(differences({"optimizer.head.lr=0.004", "seed=1"}),
             (Overrides{"seed: 0 in the checkpoint, 1 now", "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now"}));
@@ -614,6 +614,7 @@ TEST(PaperConfigs, HoldTheNumbersOfThePaper) {
         "evaluation": { "every": 500, "tokens": 5242880, "at_start": false },
         "diagnostics": { "diameter_every": 10, "hilbert_panel": null },
         "log_every": 10, "peak_tflops": null, "checkpoint": { "every": 1000, "keep": 2, "keep_updates": [] },
+        "comm": { "timeout_seconds": 600 }, "debug": { "compare_ranks": false },
         "init_from": null, "output": null })"));
     }
 }

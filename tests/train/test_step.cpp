@@ -49,7 +49,8 @@ class Step : public ::testing::TestWithParam<const char*> {
     initialize(*be, t.master, config.model, config.seed);
   }
 
-  void make(std::int64_t update) { step(*be, *comm, config, t, batches, update, 1.0); }
+  void make(std::int64_t update) { make(update, *comm); }
+  void make(std::int64_t update, Comm& ranks) { step(*be, ranks, config, t, batches, update, 1.0); }
 
   // Every weight and every optimizer state.
   std::vector<double> everything() {
@@ -63,6 +64,85 @@ class Step : public ::testing::TestWithParam<const char*> {
     return all;
   }
 };
+
+// One process, where what is exchanged is away until it is waited for, and notes when.
+class Late final : public Comm, public Observer {
+ public:
+  explicit Late(Backend& be) : be_(be) { be.observe(this); }
+  Late(const Late&) = delete;
+  Late& operator=(const Late&) = delete;
+  ~Late() override { be_.observe(nullptr); }
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  void all_reduce(Tensor, Reduction) override {}
+  Ticket start_reduce(Tensor t, int, std::string_view what) override { return start(t, "reduce", what); }
+  Ticket start_broadcast(Tensor t, int, std::string_view what) override { return start(t, "broadcast", what); }
+  void wait(Ticket ticket) override {
+    Away& away = away_.at(static_cast<std::size_t>(ticket));
+    note("have", away.what);
+    be_.upload(away.tensor, away.values.data());
+    worked_ = false;
+  }
+  std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
+  void transfer(void*, std::int64_t, int, int) override {}
+  void abort(int code) override { std::_Exit(code); }
+
+  void begin(const Work&) override { worked_ = true; }
+  void end() override {}
+
+  std::vector<std::string> notes;  // "work" stands for any number of operations
+
+ private:
+  struct Away {
+    Tensor tensor;
+    std::vector<std::byte> values;
+    std::string what;
+  };
+  Ticket start(Tensor t, std::string_view kind, std::string_view what) {
+    note(kind, what);
+    std::vector<std::byte> values(static_cast<std::size_t>(t.bytes()));
+    be_.download(values.data(), t);
+    be_.fill(t, std::numeric_limits<double>::quiet_NaN());
+    away_.push_back({t, std::move(values), std::string(what)});
+    worked_ = false;
+    return static_cast<Ticket>(away_.size() - 1);
+  }
+  void note(std::string_view kind, std::string_view what) {
+    if (worked_) notes.emplace_back("work");
+    worked_ = false;
+    notes.push_back(fmt::format("{} {}", kind, what));
+  }
+
+  Backend& be_;
+  std::vector<Away> away_;
+  bool worked_ = false;
+};
+
+// No gradient or weight is read, and none written, while it is exchanged; what can be done meanwhile is.
+TEST_P(Step, WaitsForWhatIsExchangedWhereItIsNeeded) {
+  for (const std::int64_t update : {1, 2, 3}) make(update);
+  wait_for_weights(*comm, t);
+  const auto right = everything();
+  SetUp();
+  for (const NamedState& state : named_state(t.optimizer, config.optimizer)) be->fill(state.tensor, 0);
+  {
+    Late late(*be);
+    for (const std::int64_t update : {1, 2}) make(update, late);
+    late.notes.clear();
+    make(3, late);
+    EXPECT_EQ(late.notes, (std::vector<std::string>{
+                              "work", "have embed.weight", "work", "have blocks.0", "work", "have lm_head.weight",
+                              // two micro-batches
+                              "work", "reduce lm_head.weight", "work", "reduce blocks.0", "work", "reduce embed.weight",
+                              "have lm_head.weight", "have blocks.0", "have embed.weight",  //
+                              "work", "broadcast embed.weight", "broadcast blocks.0", "broadcast lm_head.weight"}));
+    wait_for_weights(late, t);
+  }
+  EXPECT_EQ(everything(), right);
+}
 
 TEST_P(Step, ChangesEveryMatrix) {
   std::vector<std::vector<double>> before;
