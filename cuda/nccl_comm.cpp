@@ -20,9 +20,11 @@
 #include <stdexcept>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
+#include "cuda/ordered.h"
 
 namespace rownorm::cuda {
 namespace {

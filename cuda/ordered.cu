@@ -1,8 +1,9 @@
 // Numbers as integers of the same order and back.
 #include <limits>
+#include <type_traits>
 
 #include "cuda/kernel.cuh"
-#include "cuda/nccl_comm.h"
+#include "cuda/ordered.h"
 
 namespace rownorm::cuda {
 namespace {
@@ -13,7 +14,7 @@ constexpr int threads = 256;
 // before the NaNs, among whose bits the largest and the smallest integer are.
 template <class Int>
 __host__ __device__ Int flip(Int bits) {
-  constexpr Int magnitude = std::numeric_limits<Int>::max();
+  constexpr Int magnitude = static_cast<Int>(~std::make_unsigned_t<Int>{0} >> 1);
   return bits < 0 ? bits ^ magnitude : bits;
 }
 
