@@ -84,7 +84,6 @@ def test_counts(folder: Path, device: str, size: int) -> None:
         (forward, "swiglu_backward"): (blocks, 0, blocks * size * N * 5 * F),
         (forward, "head_loss"): (STEPS, STEPS * 3 * head, STEPS * (size * (2 * N * D + 3 * V * D) + 4 * N)),
         (optimizer, "fill"): (3, 0, 3 * 8),
-        (optimizer, "copy"): (1, 0, 2 * 8),
         (optimizer, "squared_norm"): (7 * LAYERS + 2, 0, size * PARAMETERS),
         (optimizer, "clip"): (1, 0, 0),
         (optimizer, "momentum"): (7 * LAYERS + 1, 0, 4 * size * (HIDDEN + V * D)),
