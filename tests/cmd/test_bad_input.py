@@ -615,11 +615,12 @@ def test_dry_run_plans_what_only_cuda_has(world: World, changes: dict[str, str])
 
 
 def test_dry_run_plans_cuda_whole(world: World) -> None:
-    """With its workspace: at least cuBLASLt's 32 MiB, and the logits of a micro-batch in f32."""
-    world.set(device="cuda", batch__micro_batch=6)
+    """With its workspace: at least cuBLASLt's 32 MiB, and a micro-batch's logits in f32 and their gradients in bf16."""
+    world.set(device="cuda", batch__micro_batch=6, model__vocab_size=20000)
     lines = expect_ok(world.train("--dry-run")).out.splitlines()
     (workspace,) = [line for line in lines if line.startswith("memory: workspace")]
-    assert float(workspace.split()[-2]) * 2**20 >= 32 * 2**20 + 6 * CONTEXT * VOCAB * 4
+    assert workspace.endswith(" MiB")
+    assert float(workspace.split()[-2]) * 2**20 >= 32 * 2**20 + 6 * CONTEXT * 20000 * (4 + 2)
     assert [line.split() for line in lines if line.startswith("pinned")] == [["pinned", "host", "memory", "8.0", "MiB"]]
 
 
