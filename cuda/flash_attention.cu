@@ -267,14 +267,14 @@ __global__ void __launch_bounds__(threads, 2)
   for (int m = 0; m < M; ++m) {
     GPU_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float total = row_sum(sum[m][half]);
+      const float total = row_sum(sum[m][half]), inverse = 1 / total;
       const int i = first_row + 16 * m + lane / 4 + 8 * half;
       if (lane % 4 == 0 && i < s.T)
         lse[(place.begin + i) * s.H + place.head] = s.scale * highest[m][half] + logf(total);
       GPU_UNROLL
       for (int n = 0; n < D / 8; ++n) {
-        out[m][n][2 * half] /= total;
-        out[m][n][2 * half + 1] /= total;
+        out[m][n][2 * half] *= inverse;
+        out[m][n][2 * half + 1] *= inverse;
       }
     }
   }

@@ -69,9 +69,13 @@ struct Thread {
   int vote = 0;  // result of the last barrier
 };
 
-struct Copies {  // cp.async of a thread: a queue in order, and the number of copies in each committed group
-  int copies = 0, groups = 0, group_copies[64]{};
-  Copy copy[64]{};
+// cp.async of a thread: a queue in order, and the number of copies in each committed group and in the open one. Rings,
+// as ThreadSanitizer would see a memmove by threads of different blocks.
+struct Copies {
+  static constexpr unsigned size = 64;
+  unsigned copy_begin = 0, copy_end = 0, group_begin = 0, group_end = 0;
+  int group_copies[size]{}, open = 0;
+  Copy copy[size]{};
 };
 
 struct SharedArray {
@@ -450,7 +454,9 @@ void run_block(Engine& e, std::size_t block) {
     t.index = {rank % g.block.x, rank / g.block.x % g.block.y, rank / g.block.x / g.block.y};
     t.fiber = nullptr;
     t.call = nullptr;
-    e.copies[static_cast<std::size_t>(i)].copies = e.copies[static_cast<std::size_t>(i)].groups = 0;
+    Copies& c = e.copies[static_cast<std::size_t>(i)];
+    c.copy_begin = c.copy_end = c.group_begin = c.group_end = 0;
+    c.open = 0;
   }
   e.alive = e.count;
   e.arrived = 0;
@@ -646,33 +652,29 @@ static Copies& copies_of_this_thread() {
 
 void queue_copy(const Copy& copy) {
   Copies& me = copies_of_this_thread();
-  if (me.copies == 64) stop("more than 64 copies of a thread under way: the stand-in's limit");
-  me.copy[me.copies++] = copy;
+  if (me.copy_end - me.copy_begin == Copies::size)
+    stop("more than 64 copies of a thread under way: the stand-in's limit");
+  me.copy[me.copy_end++ % Copies::size] = copy;
+  ++me.open;
 }
 
 void commit_copies() {
   Copies& me = copies_of_this_thread();
-  if (me.groups == 64) {  // the two oldest become one
-    me.group_copies[1] += me.group_copies[0];
-    std::copy(me.group_copies + 1, me.group_copies + 64, me.group_copies);
-    --me.groups;
+  if (me.group_end - me.group_begin == Copies::size) {  // the two oldest become one
+    const int oldest = me.group_copies[me.group_begin++ % Copies::size];
+    me.group_copies[me.group_begin % Copies::size] += oldest;
   }
-  int before = 0;
-  for (int i = 0; i < me.groups; ++i) before += me.group_copies[i];
-  me.group_copies[me.groups++] = me.copies - before;
+  me.group_copies[me.group_end++ % Copies::size] = me.open;
+  me.open = 0;
 }
 
 bool next_copy(int groups_left, Copy& copy) {
   Copies& me = copies_of_this_thread();
-  while (me.groups > groups_left && me.group_copies[0] == 0) {
-    std::copy(me.group_copies + 1, me.group_copies + me.groups, me.group_copies);
-    --me.groups;
-  }
-  if (me.groups <= groups_left) return false;
-  copy = me.copy[0];
-  std::copy(me.copy + 1, me.copy + me.copies, me.copy);
-  --me.copies;
-  --me.group_copies[0];
+  const auto waits = [&] { return me.group_end - me.group_begin > static_cast<unsigned>(groups_left); };
+  while (waits() && me.group_copies[me.group_begin % Copies::size] == 0) ++me.group_begin;
+  if (!waits()) return false;
+  copy = me.copy[me.copy_begin++ % Copies::size];
+  --me.group_copies[me.group_begin % Copies::size];
   return true;
 }
 
