@@ -247,7 +247,7 @@ void for_heads(int head_dim, Launch launch) {
 AttentionSizes sizes_of(Index N, Index T, Index H, Index d) {
   const auto head_dim = static_cast<int>(d / H);
   const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
-  return {static_cast<int>(T), H, d, N / T * H, head_dim, static_cast<float>(scale)};
+  return {static_cast<int>(T), static_cast<int>(H), d, N / T * H, head_dim, static_cast<float>(scale)};
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 
 namespace rownorm::cuda {
 
-struct AttentionSizes {
-  int T;
-  Index H, d;
+struct AttentionSizes {  // a kernel's parameter: in an order without padding
+  int T, H;
+  Index d;
   Index tasks;  // heads of all sequences
   int head_dim;
   float scale;  // 1 / sqrt(head_dim)

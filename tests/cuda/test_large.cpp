@@ -27,7 +27,8 @@ constexpr Index first_rows = 2, last_rows = 3;
 // A tensor of `rows` rows on the device, and of its first and last rows on the reference.
 class Pair {
  public:
-  Pair(const std::string& backend, Index rows) : large_(backend, {}), small_("reference", {}), rows_(rows) {}
+  Pair(const std::string& backend, Index rows, const WorkspaceSizes& sizes = {})
+      : large_(backend, sizes), small_("reference", {}), rows_(rows) {}
   Bench& large() { return large_; }
   Bench& small() { return small_; }
   Index rows() const { return rows_; }
@@ -170,7 +171,8 @@ TEST_P(Large, Embedding) {
 // Each row is a sequence of its own, of one head.
 TEST_P(Large, Attention) {
   for (const Index d : {16, 6}) {
-    Pair p(GetParam(), (Index{1} << 32) / (3 * d) + 9);
+    const Index rows = (Index{1} << 32) / (3 * d) + 9;
+    Pair p(GetParam(), rows, {.tokens = rows, .heads = 1});
     Bench &large = p.large(), &small = p.small();
     const auto qkv = p.input(large.compute(), 3 * d, 1), dqkv = p.output(large.compute(), 3 * d);
     const auto att = p.output(large.compute(), d), datt = p.input(large.compute(), d, 2);
