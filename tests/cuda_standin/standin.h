@@ -1,6 +1,6 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
 // e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy, early | late, nan | huge |
-// low, memory=GIB).
+// low, memory=GIB). ROWNORM_STANDIN_KERNELS=FILE has the names of launched kernels appended to FILE.
 #pragma once
 #include <cstddef>
 #include <string>
