@@ -107,7 +107,7 @@ __global__ void radius_kernel(State* state, double* square, Rows s, const double
 }
 
 // One block: the scale, and the row farthest from the mean, at which the walk begins.
-__global__ void scale_kernel(State* state, const double* square, Index count) {
+__global__ void find_scale_kernel(State* state, const double* square, Index count) {
   GPU_SHARED(double, squares, threads);
   GPU_SHARED(int, rows, threads);
   double most = -1;
@@ -253,7 +253,7 @@ void CudaBackend::do_row_diameter(Tensor distance, Tensor pair, Tensor s, Index 
     const unsigned blocks = ceil_div(V, warps);
     do_column_sum(memory.sum, s);
     launch(radius_kernel, blocks, threads, state, pointer<double>(memory.square), rows, pointer<double>(memory.sum));
-    launch(scale_kernel, 1, threads, state, pointer<double>(memory.square), V);
+    launch(find_scale_kernel, 1, threads, state, pointer<double>(memory.square), V);
     // From here on `square` holds what rounding left out of each row.
     launch(centre_kernel, blocks, threads, pointer<float>(memory.centred), pointer<double>(memory.half_square),
            pointer<double>(memory.square), state, rows, pointer<double>(memory.sum));

@@ -1,5 +1,6 @@
 // Every operation of the CUDA backend against the reference, at odd and tiny sizes and at sizes whose rows can be read
-// 16 bytes at a time. The same calls are made on both, on the same values: all that bf16 holds exactly.
+// 16 bytes at a time. The same calls are made on both, on the same values: those that the backend's compute dtype holds
+// exactly, f32 for fp32 and tf32 (whose operands are then rounded), bf16 for bf16.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -25,11 +26,12 @@ using Calls = std::function<std::vector<Tensor>(Bench&)>;
 // Half a unit of the last place: of f32, of f32 cut to tf32's 11 bits, of bf16.
 constexpr double u32 = 0x1p-24, u_tf32 = 0x1p-11, u16 = 0x1p-8;
 
-Values bf16_normals(Index n, unsigned seed, double deviation = 1) {
+// What f32 or, cut, bf16 holds exactly.
+Values exact_normals(Index n, unsigned seed, double deviation, DType dtype) {
   Values values = normals(n, seed, deviation);
   for (double& v : values) {
-    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(v)) & 0xffff0000U;
-    v = static_cast<double>(std::bit_cast<float>(bits));
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(v));
+    v = static_cast<double>(std::bit_cast<float>(dtype == DType::bf16 ? bits & 0xffff0000U : bits));
   }
   return values;
 }
@@ -85,11 +87,12 @@ class Kernels : public EveryBackend {
   static Tensor output(Bench& be, DType dtype, Shape shape) {
     return be.tensor(dtype, shape, Values(static_cast<std::size_t>(shape.size()), NAN));
   }
-  static Tensor compute(Bench& be, Shape shape, unsigned seed, double deviation = 1) {
-    return be.tensor(be.compute(), shape, bf16_normals(shape.size(), seed, deviation));
+  Tensor compute(Bench& be, Shape shape, unsigned seed, double deviation = 1) const {
+    const DType dtype = bf16() ? DType::bf16 : DType::f32;  // of the backend under test; the reference gets the same
+    return be.tensor(be.compute(), shape, exact_normals(shape.size(), seed, deviation, dtype));
   }
   static Tensor master(Bench& be, Shape shape, unsigned seed, double deviation = 1) {
-    return be.tensor(be.master(), shape, bf16_normals(shape.size(), seed, deviation));
+    return be.tensor(be.master(), shape, exact_normals(shape.size(), seed, deviation, DType::f32));
   }
 };
 
@@ -178,6 +181,28 @@ TEST_P(Products, Linear) {
              {static_cast<double>(k), 1, 1},
              {static_cast<double>(m), 1, 1},
              {static_cast<double>(N), 0, 1}});
+}
+
+// x times 1, x between two numbers of tf32: one of the two, whether the hardware rounds or cuts; in fp32 it is x. bf16
+// has rounded it before.
+TEST_P(Products, OperandsAreOfTheirPrecision) {
+  const Index size = 64;
+  const double x = 1 + 0x1.8p-11;
+  Values xs(size * size), ones(size * size);
+  for (std::size_t i = 0; i < xs.size(); i += size) {
+    xs[i] = x;
+    ones[i] = 1;
+  }
+  Bench be(GetParam(), {});
+  const Tensor y = output(be, be.compute(), {size, size});
+  be->linear(y, be.tensor(be.compute(), {size, size}, xs), be.tensor(be.compute(), {size, size}, ones));
+  for (const double value : be.values(y)) {
+    if (tf32()) {
+      EXPECT_TRUE(value == 1 || value == 1 + 0x1p-10) << value;
+    } else {
+      EXPECT_EQ(value, bf16() ? 1 : x);
+    }
+  }
 }
 
 struct AttentionSize {
@@ -447,7 +472,7 @@ TEST_P(Kernels, Diameter) {
     for (const double offset : {0.0, 64.0})
       compare(sizes_text({V, d}), {.width = d, .vocab = V, .diameter = true},
               [&, V = V, d = d](Bench& be) {
-                Values values = bf16_normals(V * d, 1);
+                Values values = exact_normals(V * d, 1, 1, DType::f32);
                 for (double& v : values) v = static_cast<float>(v + offset);
                 const Tensor distance = be.scalar(NAN), pair = be.ids({-1, -1});
                 be->row_diameter(distance, pair, be.tensor(be.master(), {V, d}, values));

@@ -3,8 +3,12 @@
 
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <elf.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/context/detail/fcontext.hpp>
@@ -13,8 +17,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -440,6 +447,57 @@ void fiber_main(transfer_t from) {
   }
 }
 
+// ---- Names
+// Of a kernel, as C++ writes it. Kernels have internal linkage, so that dladdr knows only the file that they are in;
+// the file's own symbol table knows them by address (System V ABI, "Symbol Table").
+std::string kernel_name(const void* kernel) {
+  Dl_info info{};
+  if (dladdr(kernel, &info) == 0) return "?";
+  const int file = open(info.dli_fname, O_RDONLY | O_CLOEXEC);
+  struct stat status {};
+  if (file < 0 || fstat(file, &status) != 0) return "?";
+  void* mapped = mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+  close(file);
+  if (mapped == MAP_FAILED) return "?";
+  const auto unmap = [&](void* p) { munmap(p, static_cast<std::size_t>(status.st_size)); };
+  const std::unique_ptr<void, decltype(unmap)> owned(mapped, unmap);
+  const auto* content = static_cast<const char*>(mapped);
+  const auto& header = *static_cast<const Elf64_Ehdr*>(mapped);
+  const auto* sections = reinterpret_cast<const Elf64_Shdr*>(content + header.e_shoff);
+  const auto address = reinterpret_cast<std::uintptr_t>(kernel) -
+                       (header.e_type == ET_DYN ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : std::uintptr_t{0});
+  for (const Elf64_Shdr* table = sections; table < sections + header.e_shnum; ++table) {
+    if (table->sh_type != SHT_SYMTAB) continue;
+    const auto* symbols = reinterpret_cast<const Elf64_Sym*>(content + table->sh_offset);
+    const auto* end = symbols + table->sh_size / sizeof(Elf64_Sym);
+    const auto* found = std::find_if(symbols, end, [&](const Elf64_Sym& s) {
+      return s.st_value == address && ELF64_ST_TYPE(s.st_info) == STT_FUNC;
+    });
+    if (found == end) continue;
+    const char* mangled = content + sections[table->sh_link].sh_offset + found->st_name;
+    const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr),
+                                                      std::free);
+    return name == nullptr ? mangled : name.get();
+  }
+  return "?";
+}
+
+// ROWNORM_STANDIN_KERNELS=FILE: a line at a kernel's first launch in this process, its name and, behind a tab, the
+// command line. Programs that run at the same time append to the same file.
+void note_launch(const void* kernel) {
+  static const char* const path = std::getenv("ROWNORM_STANDIN_KERNELS");
+  static std::set<const void*> noted;
+  if (path == nullptr || !noted.insert(kernel).second) return;
+  std::ifstream command("/proc/self/cmdline", std::ios::binary);
+  std::string words{std::istreambuf_iterator<char>(command), {}};
+  std::replace(words.begin(), words.end(), '\0', ' ');
+  const std::string line = kernel_name(kernel) + '\t' + words + '\n';
+  const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file < 0 || write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+    stop("ROWNORM_STANDIN_KERNELS: cannot write to %s", path);
+  close(file);
+}
+
 // ---- Blocks
 void run_block(Engine& e, std::size_t block) {
   const Grid& g = *e.grid;
@@ -508,6 +566,7 @@ bool in_kernel() { return engine().now != nullptr; }
 
 void run(const Grid& grid) {
   Engine& e = engine();
+  note_launch(grid.kernel);
   e.grid = &grid;
   e.count = static_cast<int>(grid.block.x * grid.block.y * grid.block.z);
   e.random = e.random * 31 + mode().seed;
@@ -552,11 +611,8 @@ void stop(const char* format, ...) {
   const Engine& e = engine();
   std::fprintf(stderr, "[standin] %s", line);
   if (e.grid != nullptr) {
-    Dl_info info{};
-    dladdr(e.grid->kernel, &info);
-    char* name = info.dli_sname == nullptr ? nullptr : abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
-    std::fprintf(stderr, " [kernel %s, grid %u x %u x %u of %u x %u x %u", name == nullptr ? "?" : name, e.grid->grid.x,
-                 e.grid->grid.y, e.grid->grid.z, e.grid->block.x, e.grid->block.y, e.grid->block.z);
+    std::fprintf(stderr, " [kernel %s, grid %u x %u x %u of %u x %u x %u", kernel_name(e.grid->kernel).c_str(),
+                 e.grid->grid.x, e.grid->grid.y, e.grid->grid.z, e.grid->block.x, e.grid->block.y, e.grid->block.z);
     if (e.now != nullptr)
       std::fprintf(stderr, ", block %u %u %u, thread %u %u %u", standin_block_index.x, standin_block_index.y,
                    standin_block_index.z, standin_thread_index.x, standin_thread_index.y, standin_thread_index.z);

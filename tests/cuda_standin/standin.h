@@ -1,6 +1,7 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
 // e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy | ahead, early | late, nan |
-// huge | low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER).
+// huge | low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER). ROWNORM_STANDIN_KERNELS=FILE has the names
+// of launched kernels appended to FILE.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -11,6 +11,17 @@
 
 namespace standin_test {
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define STANDIN_TEST_TSAN 1
+#endif
+#endif
+#ifdef STANDIN_TEST_TSAN
+constexpr bool thread_sanitizer = true;
+#else
+constexpr bool thread_sanitizer = false;
+#endif
+
 inline void ok(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }

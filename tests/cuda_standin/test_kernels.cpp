@@ -1,10 +1,14 @@
 // What kernels see, against the CUDA C++ Programming Guide and the PTX ISA.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "cuda/gpu.cuh"
+#include "cuda/kernel.cuh"
 #include "support.h"
 
 namespace rownorm {
@@ -83,12 +87,56 @@ constexpr int barrier_line = __LINE__ - 3;
 
 TEST(Kernels, ABarrierCanBeDropped) {
   for (const bool dropped : {false, true}) {
+    if (dropped && thread_sanitizer) break;  // which would report the race
     if (dropped) standin::mode() = {.drop_file = "/test_kernels.cpp", .drop_line = barrier_line};
     Device<int> out(64);
     ok(gpu_launch(neighbour_kernel, 1, 64, 0, nullptr, out));
     EXPECT_EQ(out.host()[0], dropped ? -1 : 63);  // nobody has written it yet
   }
   standin::mode() = {};
+}
+
+// block_sum of cuda/kernel.cuh, twice in a row, as it promises: each thread's sums. No kernel calls it so yet, so that
+// only this test needs its first barrier.
+__global__ void block_sums_kernel(double* out, const double* x) {
+  const double first = cuda::block_sum(x[threadIdx.x]);
+  const double second = cuda::block_sum(2 * x[threadIdx.x]);
+  out[threadIdx.x] = first;
+  out[blockDim.x + threadIdx.x] = second;
+}
+
+// Whether all sums are right in every mode, without the synchronisation in `line` of kernel.cuh.
+bool block_sums_are_right(int line) {
+  const std::size_t threads = 128;
+  std::vector<double> x(threads), expected(2 * threads, 128 * 127 / 2);
+  for (std::size_t i = 0; i < threads; ++i) x[i] = static_cast<double>(i);
+  std::fill(expected.begin() + threads, expected.end(), 2 * expected[0]);
+  bool right = true;
+  for (auto [name, mode] : modes()) {
+    mode.drop_file = "/kernel.cuh";
+    mode.drop_line = line;
+    standin::mode() = mode;
+    const Device<double> in(x), out(2 * threads);
+    ok(gpu_launch(block_sums_kernel, 1, threads, 0, nullptr, out, in));
+    right = out.host() == expected && right;
+  }
+  standin::mode() = {};
+  return right;
+}
+
+TEST(Kernels, BlockSumsInARowNeedEachOfItsBarriers) {
+  EXPECT_TRUE(block_sums_are_right(0));
+  std::ifstream source(ROWNORM_SOURCE "/cuda/kernel.cuh");
+  int barriers = 0, number = 0;
+  for (std::string line; std::getline(source, line);) {
+    ++number;
+    if (line.find("__syncthreads()") == std::string::npos) continue;
+    ++barriers;
+    if (!thread_sanitizer) {  // which would report the race
+      EXPECT_FALSE(block_sums_are_right(number)) << "kernel.cuh:" << number;
+    }
+  }
+  EXPECT_EQ(barriers, 2) << "barriers of kernel.cuh, all of them in block_sum";
 }
 
 __global__ void votes_kernel(int* out) {

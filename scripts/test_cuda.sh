@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The tests of the CUDA module, on a machine with NVIDIA's toolkit and no GPU. See --help.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'EOT'
+usage: scripts/test_cuda.sh [--full] [--arch LIST]
+  Builds the CUDA module with nvcc, where warnings and spilled registers are errors, for the architectures of LIST
+  (default 90-real), and compares what each kernel takes of the GPU with cuda/ptxas.txt. Then runs the tests of the module
+  on the CPU (docs/gpu.md): in forward order and in modes that change everything else, with every kernel launched by
+  some test, the commands and golden trajectories, and what handles memory under the address sanitizer.
+  --full  for all four architectures, in every mode, under both sanitizers, and without each barrier in turn.
+EOT
+}
+
+full=0 arch=90-real
+while (($#)); do
+  case $1 in
+    --full) full=1 arch="80-real;90-real;100-real;120" ;;
+    --arch) (($# > 1)) || { usage >&2; exit 2; }; arch=$2; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+command -v "$nvcc" >/dev/null || { echo "[test_cuda] $nvcc: not found; install NVIDIA's CUDA toolkit or set CUDACXX" >&2; exit 3; }
+export CUDACXX=$nvcc
+# The tests run beside each other, and so small that threads only cost.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
+if ((full)); then scripts/setup.sh --cuda --lint; else scripts/setup.sh --cuda; fi
+say() { printf '[test_cuda] %s (%d s)\n' "$*" "$SECONDS"; }
+
+cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="$arch" >/dev/null
+cmake --build --preset cuda --target rownorm_cuda cuda_tests
+.venv/bin/python scripts/ptxas.py
+say "built"
+
+# ctest runs one test a process. The suite of the stand-in itself goes through the modes on its own.
+log=$PWD/build/cuda/kernels.log
+rm -f "$log"
+ROWNORM_STANDIN_KERNELS=$log ctest --preset cuda -j "$(nproc)" -R '^(standin|cuda)\.' --output-log build/cuda/ctest.log \
+  --quiet || { cat build/cuda/ctest.log; exit 1; }
+.venv/bin/python tests/cuda_standin/kernels.py "$log" build/cuda/standin/librownorm_cuda.so
+say "tests of every kernel passed"
+
+modes=('reversed,lazy,late,huge' 'random=1,lazy,low')
+((full)) && modes=(reversed random=1 random=2 random=3 lazy late huge low "${modes[@]}")
+in_modes() {  # preset
+  local mode
+  for mode in "${modes[@]}"; do
+    ROWNORM_STANDIN=$mode ctest --preset "$1" -j "$(nproc)" -R '^cuda\.' --output-log "build/$1/ctest.log" --quiet ||
+      { cat "build/$1/ctest.log"; echo "[test_cuda] preset $1, ROWNORM_STANDIN=$mode" >&2; exit 1; }
+  done
+  say "preset $1: passed in ${modes[*]}"
+}
+in_modes cuda
+
+ROWNORM_EXE=$PWD/build/cuda/standin/rownorm ROWNORM_TEST_DEVICES="cuda_fp32 cuda_bf16" \
+  .venv/bin/python -m pytest -q -n "$(nproc)" tests/cuda tests/cmd/test_trajectories.py
+say "commands passed"
+
+sanitized() {  # preset, targets
+  local preset=$1
+  shift
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset" --target "$@"
+  ctest --preset "$preset" -j "$(nproc)" --output-log "build/$preset/ctest.log" --quiet ||
+    { cat "build/$preset/ctest.log"; exit 1; }
+  say "preset $preset: passed"
+}
+if ((full)); then
+  for preset in cuda-asan cuda-tsan; do
+    sanitized "$preset" cuda_tests
+    in_modes "$preset"
+  done
+  for test in kernels ops golden; do
+    .venv/bin/python tests/cuda_standin/drops.py "build/cuda-tsan/standin/test_cuda_$test" cuda/*.cu --modes forward
+  done
+fi
+echo "all tests of the CUDA module passed"
