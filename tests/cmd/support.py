@@ -40,10 +40,11 @@ class Result:
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    # Passive: threads that wait for each other by spinning crawl when something else keeps the cores busy.
+    # One thread: models of this size gain nothing by more, and the tests run beside each other. Where several threads
+    # matter the test says so. Passive: threads that wait for each other by spinning crawl when the cores are busy.
     # CUDA_VISIBLE_DEVICES: "device cuda" has no device, also on a machine that has one.
     # OMPI_*: mpirun wants to be told twice that it may run as root.
-    defaults = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
     return defaults | os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (extra or {})
 
