@@ -33,7 +33,7 @@ build_and_test() {  # preset
   cmake --preset "$1" >/dev/null
   cmake --build --preset "$1"
   ctest --preset "$1" -j "$(nproc)"
-  ROWNORM_EXE="$PWD/build/$1/rownorm" .venv/bin/python -m pytest -q tests
+  ROWNORM_EXE="$PWD/build/$1/rownorm" .venv/bin/python -m pytest -q -n "$(nproc)" --dist worksteal tests
 }
 
 .venv/bin/ruff check .

@@ -60,7 +60,7 @@ in_modes() {  # preset
 in_modes cuda
 
 ROWNORM_EXE=$PWD/build/cuda/standin/rownorm ROWNORM_TEST_DEVICES="cuda_fp32 cuda_bf16" \
-  .venv/bin/python -m pytest -q -n "$(nproc)" tests/cuda tests/cmd/test_trajectories.py
+  .venv/bin/python -m pytest -q -n "$(nproc)" --dist worksteal tests/cuda tests/cmd/test_trajectories.py
 say "commands passed"
 
 sanitized() {  # preset, targets

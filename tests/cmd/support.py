@@ -40,10 +40,12 @@ class Result:
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    # Passive: threads that wait for each other by spinning crawl when something else keeps the cores busy.
-    # CUDA_VISIBLE_DEVICES: "device cuda" has no device, also on a machine that has one, unless the tests are of it.
+    # One thread: models of this size gain nothing by more, and the tests run beside each other. Where several threads
+    # matter the test says so. Passive: threads that wait for each other by spinning crawl when the cores are busy.
+    # CUDA_VISIBLE_DEVICES: "device cuda" has no device, also on a machine that has one, unless
+    # the tests are of it.
     # OMPI_*: mpirun wants to be told twice that it may run as root.
-    defaults = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
     hidden = {} if "cuda" in os.environ.get("ROWNORM_TEST_DEVICES", "") else {"CUDA_VISIBLE_DEVICES": ""}
     return defaults | os.environ | hidden | (extra or {})

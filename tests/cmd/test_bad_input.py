@@ -102,10 +102,12 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Everything that breaks a world also under two ranks: one line, the same code, no hang. The long list of values
-    is one kind of error and takes its two ranks only in a full run."""
+    """Everything that breaks a world also under two ranks: one line, the same code, no hang. The long lists of what can
+    be wrong with a config are one kind of error and take their two ranks only in a full run."""
     if "ranks" in metafunc.fixturenames:
-        one = metafunc.definition.get_closest_marker("one_rank") or (metafunc.function is test_value and not FULL)
+        one = metafunc.definition.get_closest_marker("one_rank") or (
+            not FULL and metafunc.function in (test_value, test_json, test_override)
+        )
         metafunc.parametrize("ranks", [1] if one else [1, 2], ids=lambda n: f"{n}-rank" + "s" * (n > 1))
 
 
@@ -754,7 +756,9 @@ OVERFLOWS = {
 
 @pytest.mark.parametrize("diagnostics", [True, False], ids=["measured", "unmeasured"])
 @pytest.mark.parametrize("overflow", OVERFLOWS)
-def test_numbers_overflow(world: World, overflow: str, diagnostics: bool) -> None:
+def test_numbers_overflow(world: World, ranks: int, overflow: str, diagnostics: bool) -> None:
+    if ranks == 2 and not diagnostics and not FULL:
+        pytest.skip("slow: runs with ROWNORM_FULL=1")
     every = 1 if diagnostics else 0
     measurements = {"evaluation__every": every, "diagnostics__diameter_every": every}
     world.set(**OVERFLOWS[overflow], **measurements, checkpoint__every=1, checkpoint__keep=9)
