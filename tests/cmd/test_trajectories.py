@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ROOT, expect_ok, read_safetensors, run
+from support import FULL, ROOT, expect_ok, read_safetensors, run
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -115,6 +115,8 @@ def bf16_bounds(golden: dict[str, Any], head: str) -> dict[str, float]:
 @pytest.mark.parametrize("head", ["adamw", "rownorm"])
 @pytest.mark.parametrize("trajectory", ["trajectory_main", "trajectory_clipped"])
 def test_trajectory(tmp_path: Path, trajectory: str, head: str, device: str) -> None:
+    if device.startswith("cuda") and trajectory == "trajectory_clipped" and not FULL:
+        pytest.skip("slow where a GPU is stood in for: runs with ROWNORM_FULL=1")
     follow(tmp_path, trajectory, head, device)
 
 

@@ -53,8 +53,7 @@ def machine(mode: str = "lazy", devices: int = 4) -> dict[str, str]:
 # (trajectory, ranks that divide its sequences)
 TRAJECTORIES = [("trajectory_main", 1), ("trajectory_main", 2), ("trajectory_main", 4), ("trajectory_clipped", 1),
                 ("trajectory_clipped", 2), ("trajectory_clipped", 3)]  # fmt: skip
-USUAL = {("trajectory_main", 4, "rownorm", "cuda_fp32"), ("trajectory_clipped", 3, "adamw", "cuda_fp32"),
-         ("trajectory_main", 2, "rownorm", "cuda_bf16")}  # fmt: skip
+USUAL = {("trajectory_clipped", 3, "adamw", "cuda_fp32")}
 
 
 @pytest.mark.parametrize("device", ["cuda_fp32", "cuda_bf16"])
@@ -108,7 +107,7 @@ def weights_and_state(run_directory: Path) -> list[bytes]:
 
 
 # The tolerances are those of tests/cmd/test_ranks.py for f32.
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS if FULL else [r for r in RANKS if r in (2, 3)])
 def test_the_same_training(ranks: int, data: Path, one_rank: Path, tmp_path: Path) -> None:
     """Records, weights and state; and the same bits on all ranks, in every order in which streams may work."""
     output = train(config_for(data, tmp_path / "compared", debug={"compare_ranks": True}), ranks)
@@ -269,7 +268,7 @@ CALLS = {"ahead": 38, "lazy": 74}
 
 
 @standin_only
-@pytest.mark.parametrize("mode", NEEDED_WAITS)
+@pytest.mark.parametrize("mode", NEEDED_WAITS if FULL else ["lazy"])
 def test_a_wait_left_out(mode: str, data: Path, tmp_path: Path) -> None:
     """No kernel reads a weight or a gradient before its ticket: without any one of the waits it would."""
 
