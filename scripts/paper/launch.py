@@ -5,6 +5,7 @@ continue at their newest checkpoint. A run's output goes to RUNS/logs/NAME.log.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shlex
@@ -107,6 +108,21 @@ def end_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 
+def claim(matrix: Matrix, run: Run) -> int | None:
+    """A lock on the run (flock), as a descriptor that its process inherits: of two launchers one starts it, and what
+    a killed launcher leaves behind keeps it until it has ended. None: taken by another."""
+    descriptor = os.open(matrix.folder / "logs" / f"{run.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    if in_use(run.folder):  # by `rownorm train`, started by hand
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def with_mpirun(command: Sequence[str], ranks: int) -> list[str]:
     return ["mpirun", "-n", str(ranks), "--bind-to", "none", *command]
 
@@ -134,15 +150,15 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
             if len(active) == jobs or asked:
                 break
             run = waiting.popleft()
-            if in_use(
-                run.folder
-            ):  # by another launcher, or by what a killed one has left, which is writing its checkpoint
+            lock = claim(plan.matrix, run)
+            if lock is None:
                 if run not in waited_for:
                     say(f"{run.name}: in use by another process; waiting for it")
                     waited_for.add(run)
                 waiting.append(run)
                 continue
             if is_finished(run.folder):
+                os.close(lock)
                 say(f"{run.name}: finished meanwhile")
                 continue
             update = state_of(run.folder).update
@@ -157,7 +173,9 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # a terminal's ^C reaches it through stop() alone
                     preexec_fn=end_with_parent,
+                    pass_fds=(lock,),
                 )
+            os.close(lock)
             active[run] = process, time.monotonic()
             say(f"{run.name}: {f'resumed, it had reached update {update:,}' if update else 'started'}")
         time.sleep(0.2)

@@ -159,6 +159,19 @@ def test_two_launchers_share_the_work(matrix: Path, whole: dict[str, Any]) -> No
     expect_whole(matrix, whole)
 
 
+def test_a_run_is_started_by_one_launcher_alone(matrix: Path, whole: dict[str, Any]) -> None:
+    """A trainer that needs a while before it locks its directory, and three launchers that come at once."""
+    slow = matrix.parent / "slow"
+    slow.write_text(f'#!/bin/sh\nsleep 0.3\nexec "{EXE}" "$@"\n')
+    slow.chmod(0o755)
+    launchers = [start(matrix, "--exe", slow) for _ in range(3)]
+    errors = [launcher.communicate(timeout=120)[1] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0, 0], "".join(errors)
+    for name in NAMES:
+        assert "".join(errors).count(f"[paper] {name}: started") == 1
+    expect_whole(matrix, whole)
+
+
 def test_a_failed_run_is_reported_and_the_others_go_on(matrix: Path) -> None:
     path = matrix.parent / "tiny-adamw.json"
     good = path.read_text()
