@@ -36,8 +36,7 @@ __device__ void load_rows(bf16* tile, const bf16* from, int stride, int first, c
   constexpr int lanes = D / 8;  // threads that share a row
   const int at = static_cast<int>(threadIdx.x) / lanes, column = static_cast<int>(threadIdx.x) % lanes * 8;
   from += column;
-  GPU_UNROLL
-  for (int row = at; row < rows; row += threads / lanes) {
+  const auto load_row = [&](int row) {
     const bf16* p = from + static_cast<Index>(first + row) * stride;
     bf16* to = tile + row * Form<D>::stride + column;
     const bool inside = first + row < s.T;
@@ -48,6 +47,13 @@ __device__ void load_rows(bf16* tile, const bf16* from, int stride, int first, c
       for (int c = 0; c < pack.size; ++c) pack[c] = inside && column + c < s.head_dim ? p[c] : from_float<bf16>(0);
       store16(to, pack);
     }
+  };
+  if constexpr (aligned) {
+    GPU_UNROLL
+    for (int row = at; row < rows; row += threads / lanes) load_row(row);
+  } else {  // rare, and unrolled it would take registers that the scores need
+    GPU_NO_UNROLL
+    for (int row = at; row < rows; row += threads / lanes) load_row(row);
   }
 }
 

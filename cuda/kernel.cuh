@@ -84,11 +84,13 @@ __device__ inline double block_sum(double x) {
   return sum;
 }
 
-// Before a loop over an array that is to stay in registers.
+// Before a loop over an array that is to stay in registers; before one that is to take few of them.
 #ifdef __CUDACC__
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_NO_UNROLL _Pragma("unroll 1")
 #else
 #define GPU_UNROLL
+#define GPU_NO_UNROLL
 #endif
 
 // ---- launching ----

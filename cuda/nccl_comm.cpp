@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 using Report = std::function<void(const std::string&)>;
 
 struct Library {
+  decltype(&ncclGetVersion) get_version;
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRank) init_rank;
   decltype(&ncclCommGetAsyncError) get_async_error;
@@ -54,6 +55,7 @@ const Library& library() {
       if (!function) fail(Exit::device, "[nccl] libnccl.so.2: has no {}; version 2.10 or newer is needed", name);
     };
     Library l{};
+    find(l.get_version, "ncclGetVersion");
     find(l.get_unique_id, "ncclGetUniqueId");
     find(l.init_rank, "ncclCommInitRank");
     find(l.get_async_error, "ncclCommGetAsyncError");
@@ -159,6 +161,12 @@ class NcclComm final : public Comm {
     stop(well);
   }
 
+  // Versions from 2.9 on count as major * 10000 + minor * 100 + patch (NCCL_VERSION of nccl.h).
+  std::string description() const override {
+    int version = 0;
+    check(library().get_version(&version), "ncclGetVersion");
+    return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  }
   int rank() const override { return ranks_.rank(); }
   int size() const override { return ranks_.size(); }
   int local_rank() const override { return ranks_.local_rank(); }

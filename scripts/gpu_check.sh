@@ -6,12 +6,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'EOT'
-usage: scripts/gpu_check.sh [--deps FILE] [--output DIR] [--rehearse]
+usage: scripts/gpu_check.sh [--deps FILE] [--output DIR] [--ranks N] [--rehearse]
        scripts/gpu_check.sh --pack FILE
   Builds for the GPU of this machine and checks it, in about six minutes; the figures end as a short table. Exit code 0:
   every check passed, else 1. Needs the CUDA toolkit; clocks and settings of the card are left alone.
   --deps FILE   where apt's packages are not at hand: the libraries that --pack put together, unpacked under build/
   --output DIR  logs and the table (default build/gpu_check)
+  --ranks N     on N GPUs of this machine, under mpirun: NCCL's exchange, golden's trajectories and the same training on
+                1 to N ranks, resumed across them; nothing of what one GPU shows (wants NCCL, Open MPI and .venv)
   --rehearse    the same checks at small sizes through the CPU stand-in: of this script, where there is no GPU
   --pack FILE   writes the libraries that this project needs, from this Debian machine, to FILE (tar.gz, about 25 MB)
 Example, for a machine that has the toolkit, CMake, Ninja and a compiler but no network:
@@ -68,18 +70,19 @@ use_packed() {  # file
   command -v pkg-config >/dev/null || PATH="$prefix/usr/bin:$PATH"
 }
 
-deps="" output=build/gpu_check rehearse=0
+deps="" output=build/gpu_check rehearse=0 ranks=1
 while [ $# -gt 0 ]; do
   case "$1" in
     -h | --help) usage; exit 0 ;;
     --rehearse) rehearse=1; shift; continue ;;
-    --pack | --deps | --output) [ $# -ge 2 ] || die "$1: wants a value" 2 ;;
+    --pack | --deps | --output | --ranks) [ $# -ge 2 ] || die "$1: wants a value" 2 ;;
     *) usage >&2; exit 2 ;;
   esac
   case "$1" in
     --pack) pack "$2"; exit 0 ;;
     --deps) [ -f "$2" ] || die "--deps $2: no such file" 2; deps=$2 ;;
     --output) output=$2 ;;
+    --ranks) [[ $2 =~ ^[1-9][0-9]?$ ]] || die "--ranks $2: wants a whole number from 1 to 99" 2; ranks=$2 ;;
   esac
   shift 2
 done
@@ -117,6 +120,8 @@ else
   command -v nvidia-smi >/dev/null || die "nvidia-smi: not found; this wants a GPU (--rehearse does without)" 5
   command -v nvcc >/dev/null || PATH="${CUDA_HOME:-/usr/local/cuda}/bin:$PATH"
   command -v nvcc >/dev/null || die "nvcc: not found; this wants the CUDA toolkit" 3
+  devices=$(nvidia-smi --list-gpus | wc -l)
+  ((ranks <= devices)) || die "--ranks $ranks: this machine has $devices GPUs, one a rank is needed" 5
   architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
   [[ $architecture =~ ^[0-9]+$ ]] || die "nvidia-smi: says no compute capability: $architecture" 5
   build=build/gpu
@@ -124,6 +129,7 @@ else
   note "card" "$(nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader | head -n 1)"
   note "compiler" "$(nvcc --version | sed -n 's/.*release/nvcc/p'), sm_$architecture"
 fi
+[ "$ranks" = 1 ] || command -v mpirun >/dev/null || die "--ranks: mpirun not found; run scripts/setup.sh" 5
 note "commit" "${ROWNORM_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}"
 
 # ---- build ----
@@ -143,9 +149,36 @@ export rehearse build architecture="${architecture-}"
 check build 240 bash -euo pipefail -c configure_and_build
 [ "$failed" = 0 ] || die "the build failed: $output/build.log" 1
 
+# ---- the end ----
+
+finish() {
+  note "in all" "$((SECONDS - started)) s"
+  echo
+  cat "$table"
+  if [ "$failed" = 1 ]; then echo "some checks FAILED"; else echo "all checks passed"; fi
+  return "$failed"
+}
+
+# ---- several GPUs ----
+
+if [ "$ranks" -gt 1 ]; then
+  [ -x "$programs/test_cuda_ranks" ] || die "--ranks: this build has no NCCL or no MPI (nccl.h, mpi.h)" 5
+  [ "$rehearse" = 0 ] || export ROWNORM_STANDIN=devices=$ranks
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+  for ((n = 2; n <= ranks; ++n)); do
+    check "exchange-$n" 60 mpirun --oversubscribe --bind-to none -n "$n" "$programs/test_cuda_ranks" "$n"
+  done
+  unset ROWNORM_STANDIN  # the tests below say themselves what they want of it
+  ROWNORM_TEST_RANKS=$(seq -s ' ' 1 "$ranks") ROWNORM_FULL=1 ROWNORM_EXE=$PWD/$programs/rownorm \
+    check training 1800 .venv/bin/python -m pytest -q tests/cuda/test_nccl.py
+  finish
+  exit
+fi
+
 # ---- correctness ----
 
 for program in "$programs"/test_cuda_*; do
+  [ "$(basename "$program")" != test_cuda_ranks ] || continue
   check "$(basename "$program")" 60 "$program" --gtest_brief=1
 done
 
@@ -188,11 +221,4 @@ for log in "$output"/bench-*.log; do
     sed "s/^/$(basename "$log" .log): /" | tee -a "$table"
 done
 
-note "in all" "$((SECONDS - started)) s"
-echo
-cat "$table"
-if [ "$failed" = 1 ]; then
-  echo "some checks FAILED"
-  exit 1
-fi
-echo "all checks passed"
+finish

@@ -440,7 +440,7 @@ void open_outputs(Run& run, const std::optional<Checkpoint>& checkpoint) {
   if (const std::int64_t expected = last_measured(c, done); checkpoint && run.metrics->last_update() < expected)
     log_warning(fmt::format("[metrics] {}: ends at update {}, the record of update {} is missing", metrics.string(),
                             run.metrics->last_update(), expected));
-  run.provenance.emplace(*run.directory, c, *run.be, run.comm->size(), run.dataset, done + 1);
+  run.provenance.emplace(*run.directory, c, *run.be, *run.comm, run.dataset, done + 1);
 }
 
 int train(const TrainOptions& options, Comm& comm) {

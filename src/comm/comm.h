@@ -23,6 +23,7 @@ class Comm {
   using Ticket = std::int64_t;
 
   virtual ~Comm() = default;
+  virtual std::string description() const = 0;  // what exchanges tensors, "NCCL 2.27.3" or "none", for run.json
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int local_rank() const = 0;  // among the ranks of this machine

@@ -101,6 +101,14 @@ class Mpi final : public Comm {
   Mpi& operator=(const Mpi&) = delete;
   ~Mpi() override { MPI_Finalize(); }
 
+  // "Open MPI v4.1.4", the first words of a long line.
+  std::string description() const override {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+    const std::string line = text.data();
+    return line.substr(0, line.find_first_of(",\n"));
+  }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }

@@ -7,6 +7,7 @@ namespace {
 
 class SingleProcess final : public Comm {
  public:
+  std::string description() const override { return "none"; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
   int local_rank() const override { return 0; }

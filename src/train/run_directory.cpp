@@ -100,7 +100,7 @@ std::string version_line() {
                      __VERSION__, ROWNORM_BUILD_TYPE);
 }
 
-Provenance::Provenance(const RunDirectory& directory, const Config& config, const Backend& be, int ranks,
+Provenance::Provenance(const RunDirectory& directory, const Config& config, const Backend& be, const Comm& comm,
                        const ordered_json& dataset, std::int64_t first_update)
     : directory_(directory) {
   const fs::path path = directory.path() / "run.json";
@@ -112,7 +112,8 @@ Provenance::Provenance(const RunDirectory& directory, const Config& config, cons
   }
   sessions.push_back({{"program", version_line()},
                       {"device", be.description()},
-                      {"ranks", ranks},
+                      {"ranks", comm.size()},
+                      {"exchange", comm.description()},
                       {"first_update", first_update},
                       {"start", utc_now()},
                       {"end", nullptr},

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/comm.h"
 #include "data/shards.h"
 #include "ops/backend.h"
 #include "train/config.h"
@@ -43,7 +44,7 @@ std::string difference(const nlohmann::ordered_json& a, const std::string& a_whe
 class Provenance {
  public:
   // Continues the directory's run.json if it has one.
-  Provenance(const RunDirectory& directory, const Config& config, const Backend& be, int ranks,
+  Provenance(const RunDirectory& directory, const Config& config, const Backend& be, const Comm& comm,
              const nlohmann::ordered_json& dataset, std::int64_t first_update);
   void finish(std::int64_t last_update, const std::string& outcome);  // "finished", "stopped by SIGTERM", ...
 

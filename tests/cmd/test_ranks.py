@@ -131,7 +131,9 @@ def test_any_number_of_ranks(head: str, device: str, rank_data: Path, tmp_path: 
     for ranks in (2, 3, 4, 7) if FULL else RANKS[head][: 2 if device == "reference" else 1]:
         output = train(tmp_path, f"ranks{ranks}", config, ranks)
         expect_close(output, right, device)
-        assert read_json(output / "run.json")["sessions"][0]["ranks"] == ranks
+        (session,) = read_json(output / "run.json")["sessions"]
+        assert session["ranks"] == ranks
+        assert "MPI" in session["exchange"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])

@@ -343,7 +343,7 @@ def test_run_directory(whole_run: dict[str, Any], data: Path, tmp_path: Path) ->
     (session,) = provenance["sessions"]
     assert session["outcome"] == "finished"
     assert session["start"] <= session["end"]
-    assert session["ranks"] == 1
+    assert (session["ranks"], session["exchange"]) == (1, "none")
     assert "2 threads" in session["device"]
     for role, pattern in (("train", "train_*.bin"), ("validation", "val_*.bin")):
         shards = sorted(data.glob(pattern))

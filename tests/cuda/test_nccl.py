@@ -25,6 +25,7 @@ from support import (
     environment,
     expect_error,
     expect_ok,
+    read_json,
     records,
     run,
     tiny_config,
@@ -112,6 +113,8 @@ def test_the_same_training(ranks: int, data: Path, one_rank: Path, tmp_path: Pat
     """Records, weights and state; and the same bits on all ranks, in every order in which streams may work."""
     output = train(config_for(data, tmp_path / "compared", debug={"compare_ranks": True}), ranks)
     host_ranks.expect_close(output, one_rank, "cpu", UPDATES)
+    (session,) = read_json(output / "run.json")["sessions"]
+    assert re.fullmatch(r"NCCL 2\.\d+\.\d+" if ranks > 1 else "none", session["exchange"])
     if STANDIN:
         modes = ("lazy", "eager", "lazy,reversed", "eager,huge") if FULL else ("lazy", "eager")
         for mode in modes:  # without the check, which waits for everything after each update

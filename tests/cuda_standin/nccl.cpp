@@ -155,6 +155,11 @@ ncclResult_t enqueue(ncclComm_t comm, Call call, const void* from, void* to, cud
 
 extern "C" {
 
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::random_device random;
   for (char& c : id->internal) c = static_cast<char>(random());

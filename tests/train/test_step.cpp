@@ -73,6 +73,7 @@ class Late final : public Comm, public Observer {
   Late& operator=(const Late&) = delete;
   ~Late() override { be_.observe(nullptr); }
 
+  std::string description() const override { return "late"; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
   int local_rank() const override { return 0; }
