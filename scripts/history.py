@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 USAGE, DATA = 2, 3  # exit codes
 LOSS, DIAMETER, HILBERT = "validation/loss", "diagnostics/lm_head_step/diameter_exact", "validation/hilbert_step/rms"
-UPDATE, TOKENS = "progress/update", "progress/tokens"
+UPDATE, TOKENS, HEAD_RATE = "progress/update", "progress/tokens", "train/lr/head"
 
 Record = dict[str, Any]
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
 from history import (
     DIAMETER,
+    HEAD_RATE,
     HILBERT,
     LOSS,
     TOKENS,
@@ -252,7 +253,7 @@ def published_ratio(published: dict[str, Any], scale: str, quantity: str) -> Val
 
 
 class Row(NamedTuple):
-    table: str  # "final", "difference", "ratio"
+    table: str  # "final", "difference", "ratio", "prediction"
     scale: str
     head: str
     quantity: str
@@ -260,6 +261,7 @@ class Row(NamedTuple):
     seeds: int  # at hand
     of: int
     paper: Value | None
+    predicted: float | None = None  # "prediction": what `values` are measured in
 
     @property
     def mean(self) -> float | None:
@@ -275,6 +277,58 @@ class Row(NamedTuple):
         if self.mean is None or self.paper is None:
             return None
         return (self.mean - float(self.paper.mean)) / float(self.paper.deviation)
+
+
+def predicted_diameter(history: History, record: Record) -> float | None:
+    """D(S_t) as docs/paper.md 5 predicts it: 2 lr of RowNorm, whose rows are lr long and reach every direction; of
+    AdamW lr sqrt(d) (1 - b1) / sqrt(1 - b2) sqrt(1 - b2^t), the step of a row whose token came once, at update t."""
+    path, config = history.run.folder / "config.json", history.config
+    algorithm = config["optimizer"]["head"]["algorithm"]
+    if algorithm not in ("adamw", "rownorm"):
+        return None
+    rate = record.get(HEAD_RATE)
+    if not isinstance(rate, int | float) or not rate > 0:
+        raise ScriptError(f"{history.run.name}: {HEAD_RATE} at update {record[UPDATE]:,} is {rate}, not above 0")
+    if algorithm == "rownorm":
+        return 2 * rate
+    betas = member(path, config, "optimizer.head.betas", list, "two numbers")
+    if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+        raise ScriptError(f"{path}: optimizer.head.betas is {json.dumps(betas)}, should be two numbers from 0, below 1")
+    b1, b2 = betas
+    return rate * math.sqrt(config["model"]["width"] * (1 - b2 ** record[UPDATE]) / (1 - b2)) * (1 - b1)
+
+
+def prediction_rows(matrix: Matrix, histories: Histories) -> list[Row]:
+    """D over its prediction, of each seed: at the last update, and the median over the last quarter of the tokens,
+    which one burst does not move."""
+    rows = []
+    for scale in matrix.scales:
+        cells = {}
+        for head in matrix.heads:
+            last, quarter, predicted = [], [], None
+            for history in histories.of(scale, head):
+                measured = [r for r in history.records if DIAMETER in r and r[TOKENS] > 0.75 * history.tokens]
+                quotients = []
+                for record in measured:
+                    predicted = predicted_diameter(history, record)
+                    if predicted is not None:
+                        quotients.append(record[DIAMETER] / predicted)
+                if quotients:
+                    last.append(quotients[-1])
+                    quarter.append(median(quotients))
+            if predicted is not None:
+                cells[head] = predicted, {"diameter": last, "quarter": quarter}
+        of = len(matrix.seeds)
+        for head, (predicted, quantities) in cells.items():
+            for quantity, values in quantities.items():
+                rows.append(Row("prediction", scale, head, quantity, values, len(values), of, None, predicted))
+        if {"adamw", "rownorm"} <= set(cells):
+            (a_predicted, a), (r_predicted, r) = cells["adamw"], cells["rownorm"]
+            for quantity in a:
+                quotient = [fmean(a[quantity]) / fmean(r[quantity])] if fmean(r[quantity]) else []
+                seeds, ratio = min(len(a[quantity]), len(r[quantity])), a_predicted / r_predicted
+                rows.append(Row("prediction", scale, "adamw / rownorm", quantity, quotient, seeds, of, None, ratio))
+    return rows
 
 
 def make_rows(matrix: Matrix, runs: list[Run], histories: Histories, published: dict[str, Any]) -> list[Row]:
@@ -304,7 +358,7 @@ def make_rows(matrix: Matrix, runs: list[Run], histories: Histories, published: 
             paper = published_ratio(published, scale, quantity)
             rows.append(Row("ratio", scale, "adamw / rownorm", quantity, ratio, min(len(a), len(r)), of, paper))
     order = ["final", "difference", "ratio"]
-    return sorted(rows, key=lambda row: order.index(row.table))
+    return sorted(rows, key=lambda row: order.index(row.table)) + prediction_rows(matrix, histories)
 
 
 # ---- as text
@@ -333,7 +387,7 @@ def show(row: Row, mean: float, deviation: float | None, decimals: int, markup: 
 
 def decimals_of(row: Row) -> int:
     """As many as the paper prints."""
-    return {"ratio": 1, "difference": 4}.get(row.table, 4 if row.quantity == "loss" else 3)
+    return {"ratio": 1, "prediction": 3, "difference": 4}.get(row.table, 4 if row.quantity == "loss" else 3)
 
 
 def ours(row: Row, markup: Markup) -> str:
@@ -352,7 +406,9 @@ def paper_s(row: Row, markup: Markup) -> str:
 
 
 def label(row: Row, markup: Markup) -> str:
-    return {"loss": "validation loss", "diameter": markup.diameter, "hilbert": "Hilbert RMS"}[row.quantity]
+    quarter = f"{markup.diameter.replace('T', 't')}, median of the last quarter"
+    names = {"loss": "validation loss", "diameter": markup.diameter, "quarter": quarter, "hilbert": "Hilbert RMS"}
+    return names[row.quantity]
 
 
 def in_deviations(row: Row) -> str:

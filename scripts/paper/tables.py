@@ -19,6 +19,8 @@ TITLES = {
     "final": "Final update: mean ± sample standard deviation over the seeds",
     "difference": "Paired differences of the validation loss, rownorm - adamw",
     "ratio": "Ratios of means, adamw / rownorm",
+    "prediction": "D(S_t) over the prediction of docs/paper.md 5: 2 lr for RowNorm, "
+    "lr sqrt(d) (1 - b1) / sqrt(1 - b2) sqrt(1 - b2^t) for AdamW",
 }
 
 
@@ -37,10 +39,13 @@ def result_tables(rows: list[Row], markup: Markup) -> list[Table]:
             continue
         with_paper = any(row.paper for row in members)
         header = ["scale", "head", "quantity", "ours"] + (["paper", "difference"] if with_paper else [])
+        if kind == "prediction":
+            header = ["scale", "head", "quantity", "predicted at the end", "measured / predicted"]
         body = []
         for row in members:
             paper = [paper_s(row, markup), in_deviations(row)] if with_paper else []
-            body.append([row.scale, row.head, label(row, markup), ours(row, markup), *paper])
+            predicted = [markup.number(f"{row.predicted:.4g}")] if row.predicted is not None else []
+            body.append([row.scale, row.head, label(row, markup), *predicted, ours(row, markup), *paper])
         tables.append(Table(title, header, body))
     return tables
 
@@ -86,10 +91,12 @@ def markdown(tables: list[Table], text: str, notes: list[str]) -> str:
 
 
 def latex(tables: list[Table], text: str, notes: list[str]) -> str:
-    """Plain tabulars that need no package. Cells are words of the matrix, labels and numbers: `_` is all to escape."""
+    """Plain tabulars that need no package. Cells are words of the matrix, labels, formulas and numbers."""
 
     def cell(value: str) -> str:
-        return value if "$" in value else value.replace("_", r"\_").replace("±", r"$\pm$")
+        if "$" in value:
+            return value
+        return value.replace("_", r"\_").replace("±", r"$\pm$").replace("^", r"\textasciicircum{}")
 
     parts = []
     for table in tables:
@@ -106,10 +113,10 @@ def csv_text(rows: list[Row]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     header = ["table", "scale", "head", "quantity", "seeds", "of", "mean", "deviation"]
-    writer.writerow([*header, "paper_mean", "paper_deviation", "difference_in_paper_deviations"])
+    writer.writerow([*header, "paper_mean", "paper_deviation", "difference_in_paper_deviations", "predicted"])
     for row in rows:
         paper = row.paper or ("", "")
-        numbers = [row.mean, row.deviation, *paper, row.difference]
+        numbers = [row.mean, row.deviation, *paper, row.difference, row.predicted]
         texts = ["" if number is None else str(number) for number in numbers]
         writer.writerow([row.table, row.scale, row.head, row.quantity, row.seeds, row.of, *texts])
     return file.getvalue()

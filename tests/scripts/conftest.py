@@ -32,7 +32,13 @@ def write_run(
     for update in range(every, reached + 1, every):
         before = updates - update
         record: dict[str, Any] = {"progress/update": update, "progress/tokens": update * TOKENS}
-        record |= {"train/loss": 3.5, "performance/tokens_per_second": 2000.0, "performance/seconds_per_update": 0.5}
+        record |= {"train/lr/head": 1 / 128}
+        record |= {
+            "train/loss": 3.5,
+            "train/lr/head": 1 / 128,
+            "performance/tokens_per_second": 2000.0,
+            "performance/seconds_per_update": 0.5,
+        }
         record |= {LOSS: final[0] + before / 32, DIAMETER: final[1] * (1 + before / 16)}
         record |= {HILBERT: final[2] * (1 + before / 16)}
         records.append(record)
@@ -40,8 +46,8 @@ def write_run(
     config = {
         "name": folder.name,
         "seed": seed,
-        "model": {"width": 8},
-        "optimizer": {"head": {"algorithm": head, "lr": 0.01}},
+        "model": {"width": 16},
+        "optimizer": {"head": {"algorithm": head, "lr": 0.01} | ({"betas": [0.5, 0.75]} if head == "adamw" else {})},
         "output": str(folder),
     }
     (folder / "config.json").write_text(json.dumps(config))

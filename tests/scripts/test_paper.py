@@ -97,18 +97,31 @@ def test_tables_of_known_numbers_are_exact(study: Path) -> None:
         ("difference", "rownorm - adamw", "loss"): (0.0, 0.125),  # of 1/8, 0, -1/8
         ("ratio", "adamw / rownorm", "diameter"): (8.0, None),
         ("ratio", "adamw / rownorm", "hilbert"): (8.0, None),
+        # RowNorm's prediction is 2 / 128, AdamW's sqrt(16) (1 - 0.5) / sqrt(1 - 0.75) / 128 = 4 / 128 to 1e-13.
+        ("prediction", "adamw", "diameter"): (16.0, 8.0),
+        ("prediction", "rownorm", "diameter"): (4.0, 0.0),
+        ("prediction", "adamw / rownorm", "diameter"): (4.0, None),
+        # Of the updates 80, 90, 100 the middle one: D is 1 + 10 / 16 times the last one's.
+        ("prediction", "adamw", "quarter"): (26.0, 13.0),
+        ("prediction", "rownorm", "quarter"): (6.5, 0.0),
+        ("prediction", "adamw / rownorm", "quarter"): (4.0, None),
     }
     assert set(rows) == set(expected)
     for key, (mean, deviation) in expected.items():
         row = rows[key]
-        assert float(row["mean"]) == mean
-        assert (float(row["deviation"]) if row["deviation"] else None) == deviation
+        # The prediction's sqrt(1 - 0.75^t) is not exactly 1.
+        near = {"rel": 1e-9} if key[0] == "prediction" else {"rel": 0, "abs": 0}
+        assert float(row["mean"]) == pytest.approx(mean, **near)
+        assert bool(row["deviation"]) == (deviation is not None)
+        assert float(row["deviation"] or 0) == pytest.approx(deviation or 0, **near)
         assert (row["seeds"], row["of"], row["paper_mean"]) == ("3", "3", "")
     assert "| tiny | adamw | D(S_T) | (5.000 ± 2.500)e-1 |" in result.stdout
-    assert "| tiny | adamw | 8 | 20,000 | 100 | 100,000 | 5.00 | 0.01 |" in result.stdout  # tokens a parameter
+    assert "| tiny | adamw | 16 | 20,000 | 100 | 100,000 | 5.00 | 0.01 |" in result.stdout  # tokens a parameter
+    assert "| tiny | adamw | D(S_T) | 0.03125 | 16.000 ± 8.000 |" in result.stdout
+    assert "| tiny | adamw / rownorm | D(S_t), median of the last quarter | 2 | 4.000 |" in result.stdout
     tex = (results / "tables.tex").read_text()
     assert r"tiny & adamw & $D(S_T)$ & $(5.000 \pm 2.500) \times 10^{-1}$ \\" in tex
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 4
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 5
 
 
 def test_the_paper_beside_ours(tmp_path: Path, make_run: MakeRun) -> None:
