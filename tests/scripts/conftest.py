@@ -32,7 +32,6 @@ def write_run(
     for update in range(every, reached + 1, every):
         before = updates - update
         record: dict[str, Any] = {"progress/update": update, "progress/tokens": update * TOKENS}
-        record |= {"train/lr/head": 1 / 128}
         record |= {
             "train/loss": 3.5,
             "train/lr/head": 1 / 128,
