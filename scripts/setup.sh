@@ -5,7 +5,8 @@ set -euo pipefail
 packages=(g++ cmake ninja-build pkg-config git libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
   libopenblas-openmp-dev libopenmpi-dev openmpi-bin libgtest-dev libutf8proc-dev libxxhash-dev python3 python3-venv)
 lint_packages=(clang-format clang-tidy shellcheck
-  clang libclang-rt-dev libomp-dev llvm)  # the presets tsan and fuzz: compiler, sanitizers, OpenMP, symbols in reports
+  clang libclang-rt-dev libomp-dev llvm  # the presets tsan and fuzz: compiler, sanitizers, OpenMP, symbols in reports
+  ccache)                                # .ci/run
 cuda_packages=(libboost-context-dev)  # the tests that run CUDA kernels on the CPU
 
 usage() {
@@ -18,7 +19,7 @@ Prepares a Debian (12 or newer) or Ubuntu (24.04 or newer) machine for this repo
   2. selects the OpenMP build of OpenBLAS where several builds are installed;
   3. makes .venv at the repository root and installs scripts/requirements.txt into it.
 With --lint also ${lint_packages[*]},
-for scripts/lint.sh, scripts/fuzz.sh and the preset tsan.
+for scripts/lint.sh, scripts/fuzz.sh, .ci/run and the preset tsan.
 With --cuda also ${cuda_packages[*]}, for the preset cuda, which further needs NVIDIA's CUDA toolkit (12 or newer).
 Runs from any folder. What is in place already is left alone, so a second run takes well under a second.
 HELP
