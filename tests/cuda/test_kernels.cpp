@@ -122,7 +122,7 @@ TEST_P(Kernels, Copies) {
 }
 
 TEST_P(Kernels, LongTransfersPassThroughTheStagingWhole) {
-  const Index n = (Index{9} << 20) / 8 + 3;  // more than two halves of it
+  const Index n = (Index{9} << 20) / 8 + 3;  // more than all pieces of it
   const Values values = normals(n, 1);
   Bench be(GetParam(), {});
   const Tensor t = be.zeros(DType::f64, {n});
