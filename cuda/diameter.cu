@@ -4,16 +4,14 @@
 //
 // The screen. Let y_i = t (s_i - c), c the mean row, t the power of two that brings the largest radius max ||y_i|| into
 // [1, 2); neither changes which pair is the largest. The largest distance found so far, times t, is L.
-//   (a) x_i is y_i rounded to tf32, E the largest ||x_i - y_i||, which is computed: | ||x_p - x_q|| - ||y_p - y_q|| |
-//   <=
-//       2 E, so a pair with ||y_p - y_q|| >= L has ||x_p - x_q||^2 / 2 >= max(0, L - 2 E)^2 / 2.
+//   (a) x_i is y_i rounded to tf32, E the largest ||x_i - y_i||, which is computed. Distances of x and y differ by 2 E
+//       at most, so a pair with ||y_p - y_q|| >= L has ||x_p - x_q||^2 / 2 >= max(0, L - 2 E)^2 / 2.
 //   (b) ||x_p - x_q||^2 / 2 = h_p + (h_q - x_p . x_q), h = ||x||^2 / 2. Let R be the largest ||x||. Tensor cores
-//   multiply
-//       tf32 numbers exactly; they add n products to a sum with all of them shifted to the largest and cut off at 24
-//       bits or more (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021),
-//       an error of at most (n + 1) 2^-23 times the largest, which is at most R^2: for n >= 4 and d products in all
-//       less than d u R^2 with u = 2^-22. Sums in f32 without tensor cores are within that too. Rounding h_q <= R^2 / 2
-//       to f32 and the subtraction in f32 add less than u R^2.
+//       multiply tf32 numbers exactly; they add n products to a sum with all of them shifted to the largest and cut off
+//       at 24 bits or more (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ CS
+//       2021), an error of at most (n + 1) 2^-23 times the largest, which is at most R^2: for n >= 4 and d products in
+//       all less than d u R^2 with u = 2^-22. Sums in f32 without tensor cores are within that too. Rounding h_q <=
+//       R^2 / 2 to f32 and the subtraction in f32 add less than u R^2.
 // A pair is therefore a candidate unless fl(x_p . x_q) - fl(h_q) > h_p - max(0, L - 2 E)^2 / 2 + (d + 8) u R^2, the
 // right side with its own f64 rounding added and rounded up to f32. Subnormal roundings, below d 2^-120 in all, are
 // added too; those of (a) are in E.
@@ -196,8 +194,7 @@ __global__ void collect_kernel(State* state, const Pair* found, int count) {
   state->best = best;
 }
 
-// A block a row p of products(rows, stride), row first + p of all, against the columns q > p; column q is row first +
-// q.
+// A block a row p of products(rows, stride), row first + p of all, against the columns q > p, which are rows first + q.
 __global__ void screen_kernel(Pair* found, const float* products, Index stride, const double* half_square,
                               const State* state, Rows s, Index first) {
   constexpr double u = 0x1p-22;

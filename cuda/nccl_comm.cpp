@@ -340,9 +340,10 @@ class NcclComm final : public Comm {
                                          ranks_.rank(), ranks_.size());
     lock.unlock();
     report_(line);
-    // Aborting ends kernels that wait, but has been known to hang itself.
-    if (comm_) std::thread([comm = comm_] { library().abort(comm); }).detach();
     std::this_thread::sleep_for(std::chrono::seconds(2));  // the other ranks say where they are
+    // Aborting ends kernels that wait, but has been known to hang itself. No sooner: the thread that computes may wait
+    // for the device, and would go on with what is not there.
+    if (comm_) std::thread([comm = comm_] { library().abort(comm); }).detach();
     ranks_.abort(static_cast<int>(Exit::device));
   }
 

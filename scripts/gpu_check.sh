@@ -199,7 +199,6 @@ if "$python" -c 'import numpy, pytest' 2>/dev/null; then
   ROWNORM_TEST_DEVICES="cuda_fp32 cuda_bf16" ROWNORM_EXE=$PWD/$programs/rownorm \
     check trajectories 200 "$python" -m pytest -q -s tests/cmd/test_trajectories.py
 else
-  # Without pytest: that training runs and its loss falls is seen in the step timings below.
   note "trajectories" "FAILED: $python has no numpy or no pytest"
   failed=1
 fi

@@ -19,6 +19,6 @@ cd "${SLURM_SUBMIT_DIR:-.}"
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 # --mpi: pmix for an Open MPI (4 or newer) that was built with PMIx, pmi2 for one built with PMI2 and for MPICH;
 # `srun --mpi=list` shows what this Slurm has. 120 s before the time is up every rank gets SIGUSR1, finishes its update
-# and writes a checkpoint. A rank that fails ends the others.
-exec srun --mpi="${ROWNORM_SLURM_MPI:-pmix}" --kill-on-bad-exit=1 --cpu-bind=none \
+# and writes a checkpoint. A rank that fails ends the others. srun does not take --cpus-per-task from sbatch (22.05 on).
+exec srun --mpi="${ROWNORM_SLURM_MPI:-pmix}" --kill-on-bad-exit=1 --cpu-bind=none --cpus-per-task="$OMP_NUM_THREADS" \
   "${ROWNORM_EXE:-build/cuda/rownorm}" train "$@" --resume

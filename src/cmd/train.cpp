@@ -52,7 +52,6 @@ struct Run {
   std::optional<ValidationSet> validation_set;
   ordered_json dataset;
   Memory memory;
-  std::unique_ptr<Comm> devices;  // goes before what its exchange may still read
   std::int64_t planned_bytes = 0;
   Training t;
   RunState state;
@@ -68,7 +67,10 @@ struct Run {
   std::optional<Provenance> provenance;
   bool writes() const { return comm->rank() == 0; }
 
-  std::optional<BatchReader> batches;  // last: it uses much of the above
+  std::optional<BatchReader> batches;  // uses much of the above
+  // Last: it goes before what its exchange may still read, and before whatever waits for the device, which after an
+  // error may wait for an exchange that the other ranks never come to.
+  std::unique_ptr<Comm> devices;
 };
 
 // Reads the batches of these updates from now on.

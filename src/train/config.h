@@ -87,9 +87,9 @@ void check_newton_schulz(const Config& config, const Backend& be);
 nlohmann::ordered_json to_json(const Config& config);
 
 // Full paths of the keys in which two resolved configs differ, leaving out those that may differ on resume (device,
-// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, name, output, peak_tflops,
-// optimizer.*.newton_schulz_precision, data.*); data is compared by the caller. One line a key: "optimizer.head.lr:
-// 0.0032 in the checkpoint, 0.004 now".
+// precision, recompute, batch.micro_batch, schedule.max_updates, log_every, checkpoint.*, comm.*, debug.*, name,
+// output, peak_tflops, optimizer.*.newton_schulz_precision, data.*); data is compared by the caller. One line a key:
+// "optimizer.head.lr: 0.0032 in the checkpoint, 0.004 now".
 std::vector<std::string> differences_on_resume(const nlohmann::ordered_json& checkpoint,
                                                const nlohmann::ordered_json& now);
 

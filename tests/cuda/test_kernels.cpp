@@ -122,7 +122,7 @@ TEST_P(Kernels, Copies) {
 }
 
 TEST_P(Kernels, LongTransfersPassThroughTheStagingWhole) {
-  const Index n = (Index{9} << 20) / 8 + 3;  // more than two halves of it
+  const Index n = (Index{9} << 20) / 8 + 3;  // more than all pieces of it
   const Values values = normals(n, 1);
   Bench be(GetParam(), {});
   const Tensor t = be.zeros(DType::f64, {n});
@@ -452,7 +452,8 @@ TEST_P(Kernels, NewtonSchulzMovesSingularValuesAsThePolynomialDoes) {
       const Values result = be.values(matrices[0]);
       const double error = golden::relative_l2(result, expected);
       EXPECT_LE(error, bound) << name_of(precision) << " " << sizes_text({m, n});
-      EXPECT_GT(error, 4 * last) << name_of(precision) << ": no less precise than the one before";
+      // A u of bf16 is 8 of tf32; the weights above leave 5.6, and hardware that cuts to tf32 instead of rounding 2.8.
+      EXPECT_GT(error, 2 * last) << name_of(precision) << ": no less precise than the one before";
       last = error;
       for (Index k = 0; k < r; ++k) {  // u_k^T X v_k
         double value = 0;
@@ -547,7 +548,9 @@ TEST_P(Products, ProbesSayWhatTheyDidAndStayInTheirHalves) {
   EXPECT_EQ(be->probe_stream(scratch), static_cast<double>(bytes));
   EXPECT_EQ(be.values(part(half, 2 * side)), be.values(part(0, 2 * side)));
   EXPECT_EQ(be.values(part(0, side)), a);
-  EXPECT_EQ(be->probe_bytes(), Index{1} << 30);  // of the stand-in's 80 GiB
+  EXPECT_EQ(be->probe_bytes() % 4096, 0);
+  EXPECT_GE(be->probe_bytes(), Index{1} << 26);  // of the least device there is, 4 GiB
+  EXPECT_LE(be->probe_bytes(), Index{1} << 30);  // of the stand-in's 80 GiB, as of all from 64 GiB on
 }
 
 const auto backend_name = [](const auto& backend) { return backend.param; };

@@ -42,7 +42,7 @@ def instances_of(module: str, kernels: dict[str, str]) -> set[str]:
 
 
 def read_log(log: Path) -> tuple[set[str], dict[str, set[str]], dict[str, set[str]]]:
-    """Launched instances; for each kernel the tests of tests/cuda/test_kernels.cpp; the other suites."""
+    """Launched instances; for each kernel the tests of test_cuda_kernels; the other suites."""
     launched: set[str] = set()
     tests: dict[str, set[str]] = defaultdict(set)
     suites: dict[str, set[str]] = defaultdict(set)
@@ -77,7 +77,7 @@ def main() -> int:
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     if options.write:
-        lines = ["| kernel | in | tests of `tests/cuda/test_kernels.cpp` | other suites |\n", "|---|---|---|---|\n"]
+        lines = ["| kernel | in | tests of `test_cuda_kernels` | other suites |\n", "|---|---|---|---|\n"]
         for name, source in sorted(kernels.items(), key=lambda item: (item[1], item[0])):
             lines.append(f"| `{name}` | {source} | {cell(tests[name])} | {cell(suites[name])} |\n")
         PAGE.write_text(before + BEGIN + "".join(lines) + END + after)
