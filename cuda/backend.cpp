@@ -57,6 +57,7 @@ CudaBackend::CudaBackend(const std::string& precision, int local_rank)
   if (properties_.major < 8)
     fail(Exit::device, "[cuda] {}: compute capability {}.{}, at least 8.0 is needed", properties_.name,
          properties_.major, properties_.minor);
+  require_code();
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   products_ = std::make_unique<Products>(stream_);
   void* staging = nullptr;

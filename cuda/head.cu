@@ -51,11 +51,12 @@ __global__ void cross_entropy_kernel(T* r, double* losses, const float* z, const
     }
     sum += expf(value - highest);
   };
-  const Index whole = V / 4 * 4;
-  for (Index i = static_cast<Index>(threadIdx.x) * 4; i < whole; i += threads * 4) {
-    float v[4];
+  constexpr int W = Pack16<T>::size;
+  const Index whole = V / W * W;
+  for (Index i = static_cast<Index>(threadIdx.x) * W; i < whole; i += threads * W) {
+    float v[W];
     load(v, row + i);
-    for (int j = 0; j < 4; ++j) add(v[j]);
+    for (int j = 0; j < W; ++j) add(v[j]);
   }
   if (whole + threadIdx.x < V) add(row[whole + threadIdx.x]);
 
@@ -66,11 +67,11 @@ __global__ void cross_entropy_kernel(T* r, double* losses, const float* z, const
   const auto gradient = [&](float value, Index i) {
     return expf(value - all.highest) * factor - (i == target ? one : 0.0f);
   };
-  for (Index i = static_cast<Index>(threadIdx.x) * 4; i < whole; i += threads * 4) {
-    float v[4];
+  for (Index i = static_cast<Index>(threadIdx.x) * W; i < whole; i += threads * W) {
+    float v[W];
     load(v, row + i);
-    for (int j = 0; j < 4; ++j) v[j] = gradient(v[j], i + j);
-    for (int j = 0; j < 4; ++j) r[n * stride + i + j] = from_float<T>(v[j]);
+    for (int j = 0; j < W; ++j) v[j] = gradient(v[j], i + j);
+    store(r + n * stride + i, v);
   }
   if (whole + threadIdx.x < V)
     r[n * stride + whole + threadIdx.x] = from_float<T>(gradient(row[whole + threadIdx.x], whole + threadIdx.x));

@@ -45,6 +45,18 @@ struct Library {
   decltype(&ncclGetErrorString) error_string;
 };
 
+// Versions from 2.9 on count as major * 10000 + minor * 100 + patch, those before as major * 1000 + ... (nccl.h).
+int version_of(const Library& library) {
+  int version = 0;
+  if (library.get_version(&version) != ncclSuccess) fail(Exit::device, "[nccl] libnccl.so.2: does not say its version");
+  return version;
+}
+
+std::string version_text(int version) {
+  const int major = version < 10000 ? 1000 : 10000;
+  return fmt::format("{}.{}.{}", version / major, version % major / 100, version % 100);
+}
+
 const Library& library() {
   static const Library loaded = [] {
     void* handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -52,7 +64,7 @@ const Library& library() {
       fail(Exit::device, "[nccl] {}; several GPUs need it, beside the executable or in LD_LIBRARY_PATH", dlerror());
     const auto find = [handle](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-      if (!function) fail(Exit::device, "[nccl] libnccl.so.2: has no {}; version 2.10 or newer is needed", name);
+      if (!function) fail(Exit::device, "[nccl] libnccl.so.2: has no {}", name);
     };
     Library l{};
     find(l.get_version, "ncclGetVersion");
@@ -65,6 +77,8 @@ const Library& library() {
     find(l.broadcast, "ncclBroadcast");
     find(l.all_reduce, "ncclAllReduce");
     find(l.error_string, "ncclGetErrorString");
+    if (const int version = version_of(l); version < 21000)  // the first with bf16
+      fail(Exit::device, "[nccl] libnccl.so.2: is version {}, 2.10 or newer is needed", version_text(version));
     return l;
   }();
   return loaded;
@@ -161,12 +175,7 @@ class NcclComm final : public Comm {
     stop(well);
   }
 
-  // Versions from 2.9 on count as major * 10000 + minor * 100 + patch (NCCL_VERSION of nccl.h).
-  std::string description() const override {
-    int version = 0;
-    check(library().get_version(&version), "ncclGetVersion");
-    return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-  }
+  std::string description() const override { return "NCCL " + version_text(version_of(library())); }
   int rank() const override { return ranks_.rank(); }
   int size() const override { return ranks_.size(); }
   int local_rank() const override { return ranks_.local_rank(); }

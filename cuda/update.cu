@@ -165,7 +165,7 @@ __global__ void row_norms_kernel(double* norms, const float* x, Index rows, Inde
 // order.
 constexpr int columns = 32, parts = 32;
 
-__global__ void column_sum_kernel(double* sum, const float* x, Index rows, Index d) {
+__global__ void __launch_bounds__(columns* parts) column_sum_kernel(double* sum, const float* x, Index rows, Index d) {
   GPU_SHARED(double, sums, columns* parts);
   const unsigned column = threadIdx.x % columns, part = threadIdx.x / columns;
   const Index j = static_cast<Index>(blockIdx.x) * columns + column;

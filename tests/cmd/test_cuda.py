@@ -22,6 +22,7 @@ from support import (
     checkpoint,
     expect_error,
     expect_ok,
+    read_json,
     read_safetensors,
     records,
     run,
@@ -89,6 +90,19 @@ def test_less_memory_than_the_plan(data: Path, tmp_path: Path) -> None:
     parts = [f"{purpose} {size}" for purpose, size in plan.items()]
     expect_error(result, 5, f"[memory] cuda: needs {plan['total']}", "30.7 MiB", "the plan", *parts)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_the_module_has_no_code_for(data: Path, tmp_path: Path) -> None:
+    """Asked for by name it is an error; `auto` takes what works."""
+    config = tiny_config(data, tmp_path / "run", schedule__max_updates=1)
+    for device in ("cuda", "auto"):
+        result = train(tmp_path, config, "--set", f"device={device}", env={"ROWNORM_STANDIN": "no_code"})
+        if device == "cuda":
+            expect_error(result, 5, "[cuda] stand-in: this build has no code for compute capability 9.0",
+                         "-DCMAKE_CUDA_ARCHITECTURES=90-real")  # fmt: skip
+            assert not (tmp_path / "run").exists()
+    expect_ok(result)
+    assert read_json(tmp_path / "run" / "run.json")["sessions"][0]["device"].startswith("cpu")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -225,6 +225,18 @@ def test_a_collective_left_out_on_one_rank(mode: str, data: Path, tmp_path: Path
 
 
 @standin_only
+def test_an_error_that_nccl_finds_itself(data: Path, tmp_path: Path) -> None:
+    """A link that breaks: no rank waits for the time-out, the one that sees it ends all."""
+    config = config_for(data, tmp_path / "run", comm={"timeout_seconds": 100})
+    path = write_config(tmp_path / "config.json", config)
+    result = ranks_with(["lazy,devices=3", "lazy,devices=3,async_error=35", "lazy,devices=3"], "train", path)
+    assert result.code == 5, result.err
+    (line,) = [line for line in result.err.splitlines() if line.startswith("[nccl] ")]
+    assert re.fullmatch(r"\[nccl\] (.*, update \d|between collectives): NCCL error \(on rank 1 of 3\)", line), line
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+@standin_only
 def test_a_layer_reduced_twice(data: Path, one_rank: Path, tmp_path: Path) -> None:
     """A sum with one rank's gradients counted twice is far from the right one."""
     output = train(config_for(data, tmp_path / "run"), 2, env=machine("lazy,twice=5"))

@@ -23,8 +23,8 @@ struct ncclComm {
   MPI_Comm ranks = MPI_COMM_NULL;
   int rank = 0, size = 1;
   std::atomic<bool> aborted = false;
-  int calls = 0;    // of collectives
-  int reduces = 0;  // of ncclReduce
+  std::atomic<int> calls = 0;  // of collectives
+  int reduces = 0;             // of ncclReduce
 };
 
 namespace {
@@ -181,8 +181,9 @@ ncclResult_t ncclCommInitRank(ncclComm_t* made, int size, ncclUniqueId id, int r
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  *error = ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  const int from = standin::mode().async_error;
+  *error = from > 0 && comm->calls >= from ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
 

@@ -308,14 +308,17 @@ Mode mode_from_environment() {
       m.skip = std::atoi(value);
     else if (key == "twice")
       m.twice = std::atoi(value);
+    else if (key == "async_error")
+      m.async_error = std::atoi(value);
+    else if (key == "no_code")
+      m.no_code = true;
     else if (key == "flip")
       m.flip = std::atoi(value);
     else
       stop(
           "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, ahead, early, late, nan, huge, "
-          "low, "
-          "memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER, drop=FILE:LINE, no_wait=N, skip=N, twice=N, "
-          "flip=N",
+          "low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER, no_code, drop=FILE:LINE, no_wait=N, "
+          "skip=N, twice=N, async_error=N, flip=N",
           word.c_str());
   }
   return m;
@@ -701,6 +704,11 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;  // hints
   if (value < 0 || value > 227 << 10) return result(cudaErrorInvalidValue);
   state().smem_limits[kernel] = static_cast<std::size_t>(value);
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  if (mode().no_code) return result(cudaErrorNoKernelImageForDevice);
+  *attributes = {};
   return cudaSuccess;
 }
 

@@ -1,7 +1,7 @@
 // What a test says to the stand-in: how the device behaves. ROWNORM_STANDIN in the environment sets the first mode,
 // e.g. ROWNORM_STANDIN=random=7,lazy,late (forward | reversed | random=SEED, eager | lazy | ahead, early | late, nan |
-// huge | low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER). ROWNORM_STANDIN_KERNELS=FILE has the names
-// of launched kernels appended to FILE.
+// huge | low, memory=GIB, ends=BLOCKS, devices=COUNT, first_device=NUMBER, no_code). ROWNORM_STANDIN_KERNELS=FILE has
+// the names of launched kernels appended to FILE.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -27,14 +27,16 @@ struct Mode {
   std::size_t ends = 0;
   int devices = 1;       // that this process sees
   int first_device = 0;  // which of the machine's is its number 0
+  bool no_code = false;  // the module has no code for it
   // A planted fault: __syncthreads, __syncwarp or cp_async_wait of this line is not there. The end of a path; 0: none.
   std::string drop_file{};
   int drop_line = 0;
   // Others, each of the N-th call of its kind in this process, from 1 on; 0: none.
-  int no_wait = 0;  // cudaStreamWaitEvent does nothing
-  int skip = 0;     // a collective of NCCL does nothing, on this rank
-  int twice = 0;    // ncclReduce, made twice (on all ranks, or they do not meet)
-  int flip = 0;     // of the result of a collective one bit is wrong, on this rank
+  int no_wait = 0;      // cudaStreamWaitEvent does nothing
+  int skip = 0;         // a collective of NCCL does nothing, on this rank
+  int twice = 0;        // ncclReduce, made twice (on all ranks, or they do not meet)
+  int async_error = 0;  // from the N-th collective on, NCCL says that the communicator has failed, on this rank
+  int flip = 0;         // of the result of a collective one bit is wrong, on this rank
 };
 Mode& mode();
 
