@@ -57,7 +57,11 @@ CudaBackend::CudaBackend(const std::string& precision, int local_rank)
   if (properties_.major < 8)
     fail(Exit::device, "[cuda] {}: compute capability {}.{}, at least 8.0 is needed", properties_.name,
          properties_.major, properties_.minor);
-  require_code();
+  if (!has_code())
+    fail(Exit::device,
+         "[cuda] {}: this build has no code for compute capability {}.{}; configure it with "
+         "-DCMAKE_CUDA_ARCHITECTURES={}{}-real",
+         properties_.name, properties_.major, properties_.minor, properties_.major, properties_.minor);
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   products_ = std::make_unique<Products>(stream_);
   void* staging = nullptr;

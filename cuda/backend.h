@@ -101,7 +101,7 @@ class CudaBackend final : public Backend {
   void do_row_range(Tensor lowest, Tensor highest, Tensor h, Tensor s) override;
 
  private:
-  void require_code() const;  // for this device, in this module
+  bool has_code() const;  // for this device, in this module
   // The part of the workspace that operations share, behind the one that is cuBLASLt's.
   Arena scratch() const;
   void add_squares(Tensor sum, Tensor x, const PartialSums& memory);  // squared_norm

@@ -57,15 +57,12 @@ void fill_all(Tensor t, T value, cudaStream_t stream) {
 }  // namespace
 
 // Any kernel will do: all are compiled for the same devices.
-void CudaBackend::require_code() const {
+bool CudaBackend::has_code() const {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(fill_kernel<float>));
-  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction)
-    fail(Exit::device,
-         "[cuda] {}: this build has no code for compute capability {}.{}; configure it with "
-         "-DCMAKE_CUDA_ARCHITECTURES={}{}-real",
-         properties_.name, properties_.major, properties_.minor, properties_.major, properties_.minor);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) return false;
   check(status, "cudaFuncGetAttributes");
+  return true;
 }
 
 void CudaBackend::do_copy(Tensor to, Tensor from) {
