@@ -70,8 +70,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write
+            error.filename = str(path)
         raise
 
 
@@ -89,6 +91,11 @@ def read_object(path: Path) -> Record:
     return parse_object(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
+def shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def is_a(value: object, kind: type | UnionType) -> bool:
     """JSON's true is no number, and a whole number of more than 64 bits none of a trainer's."""
     return isinstance(value, kind) and not isinstance(value, bool) and not (isinstance(value, int) and value >> 63)
@@ -100,16 +107,18 @@ def member(path: Path, document: Record, keys: str, kind: type | UnionType, what
     for key in keys.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if not is_a(value, kind):
-        raise ScriptError(f"{path}: {keys} is {json.dumps(value)}, not {what}")
+        raise ScriptError(f"{path}: {keys} is {shown(value)}, not {what}")
     return value
 
 
-def read_lines(path: Path) -> list[Record]:
-    """One object a line; a last line that a running or killed trainer has not finished is left out."""
+def read_lines(path: Path, growing: bool = True) -> list[Record]:
+    """One object a line; a last line that a running or killed trainer has not finished is left out of what grows."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     last = lines.pop()
     records = [parse_object(path, text, number) for number, text in enumerate(lines, 1)]
-    with contextlib.suppress(ScriptError):  # empty or unfinished
+    if not last:
+        return records
+    with contextlib.suppress(ScriptError) if growing else contextlib.nullcontext():
         records.append(parse_object(path, last, len(lines) + 1))
     return records
 
@@ -122,10 +131,10 @@ def read_metrics(path: Path) -> list[Record]:
         if not is_a(record.get(TOKENS), int):
             raise ScriptError(f"{path}:{number}: without a {TOKENS} that is a whole number")
         if UPDATE in record and not is_a(record[UPDATE], int):
-            raise ScriptError(f"{path}:{number}: {UPDATE} is {json.dumps(record[UPDATE])}, not a whole number")
+            raise ScriptError(f"{path}:{number}: {UPDATE} is {shown(record[UPDATE])}, not a whole number")
         for key in (LOSS, DIAMETER, HILBERT):
             if key in record and not is_a(record[key], int | float):
-                raise ScriptError(f"{path}:{number}: {key} is {json.dumps(record[key])}, not a number")
+                raise ScriptError(f"{path}:{number}: {key} is {shown(record[key])}, not a number")
     return records
 
 

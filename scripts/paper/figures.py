@@ -80,7 +80,9 @@ def save_figures(folder: Path, drawn: dict[str, Figure]) -> list[Path]:
         for form in ("pdf", "png"):
             paths.append(folder / f"{stem}.{form}")
             with whole_file(paths[-1]) as partial:
-                figure.savefig(partial, format=form, metadata=METADATA.get(form))
+                file = io.BytesIO()  # a full disk in the middle of its work leaves Matplotlib in disorder
+                figure.savefig(file, format=form, metadata=METADATA.get(form))
+                partial.write_bytes(file.getvalue())
     return paths
 
 

@@ -128,7 +128,8 @@ def make_data(command: str) -> None:
     script, *arguments = shlex.split(command)
     python = ROOT / ".venv" / "bin" / "python"
     say(f"no data yet: {command}")
-    code = subprocess.run([python if python.exists() else sys.executable, script, *arguments], cwd=ROOT).returncode
+    command_line = [python if python.exists() else sys.executable, script, *arguments]
+    code = subprocess.run(command_line, cwd=ROOT, preexec_fn=lambda: end_with_parent(signal.SIGTERM)).returncode
     if code != 0:
         raise ScriptError(f"{command}: ended with exit {code}, see above", code)
 
@@ -136,9 +137,9 @@ def make_data(command: str) -> None:
 # ---- here
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: signal.Signals = signal.SIGUSR1) -> None:
     """In the child: SIGUSR1 (write a checkpoint and stop) when the launcher dies, however it dies."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def claim(matrix: Matrix, run: Run) -> int | None:

@@ -22,6 +22,7 @@ from history import (
     read_lines,
     read_metrics,
     read_object,
+    shown,
 )
 
 from .matrix import (
@@ -203,13 +204,13 @@ def read_exported(folder: Path, runs: list[Run]) -> dict[Run, list[Record]]:
         if not path.exists():
             continue
         rows: dict[int, Record] = {}
-        for number, line in enumerate(read_lines(path), 1):
+        for number, line in enumerate(read_lines(path, growing=False), 1):
             # Not null, and not NaN, which differs from itself.
             row = {key: line[key] for key in (TOKENS, *QUANTITIES.values()) if line.get(key) is not None}
             row = {key: value for key, value in row.items() if value == value}
             bad = (key for key, value in row.items() if not is_a(value, int | float) or not 0 <= value < math.inf)
             if wrong := next(bad, None):
-                raise ScriptError(f"{path}:{number}: {wrong} is {json.dumps(row[wrong])}, not a number")
+                raise ScriptError(f"{path}:{number}: {wrong} is {shown(row[wrong])}, not a number")
             if row.keys().isdisjoint(QUANTITIES.values()):  # nothing that is drawn
                 continue
             tokens = int(row.get(TOKENS, -1))

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -377,6 +378,20 @@ def test_output_that_cannot_be_written_leaves_nothing(study: Path) -> None:
     assert sorted(path.name for path in results.iterdir()) == ["tables.md", "tables.tex"]
     result = paper("tables", "--matrix", study, "--output", study)
     assert error_of(result, 3) == f"[paper] {study}: file exists"
+    pytest.importorskip("matplotlib")
+
+    def few_bytes() -> None:  # of a file: as a full disk, an error of write()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+    for command, name in (("figures", "overview.pdf"), ("report", "report.html")):
+        output = study.parent / command
+        words = [command, "--matrix", study, "--output", output]
+        environment = os.environ | {"MPLCONFIGDIR": str(study.parent)}
+        result = paper(*words, preexec_fn=few_bytes, env=environment)
+        assert result.returncode == 3
+        assert result.stderr.splitlines()[-1] == f"[paper] {output / name}: file too large"
+        assert list(output.iterdir()) == []
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "| true"])
@@ -519,6 +534,12 @@ def test_published_histories_are_drawn_over_ours(study: Path, tmp_path: Path) ->
     path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0] | {"validation/loss": 9.0}) + "\n")
     line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
     assert "tiny-adamw-seed0.jsonl:2: duplicated: another validation/loss at 10,000 tokens before" in line
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:30])
+    line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
+    assert "tiny-adamw-seed0.jsonl:2: not JSON" in line  # truncated
+    path.write_text(json.dumps(rows[0] | {"validation/loss": 10**400}) + "\n")
+    line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
+    assert re.search(r"seed0\.jsonl:1: validation/loss is 10{56}\.\.\., not a number$", line)
     path.rename(exported / "other.jsonl")
     line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
     assert "holds none of tiny-adamw-seed0.jsonl" in line
