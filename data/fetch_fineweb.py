@@ -27,11 +27,11 @@ SPARE_BYTES = 1 << 30  # left free on the disk
 NETWORK = 5  # exit code
 
 EPILOG = f"""\
-Fetches {VALIDATION} and the first N training shards, 200 MB each, from the Hugging Face dataset {REPOSITORY},
-several at a time. Every file's size and header are checked before it gets its name; what is there already and whole is
-kept, so that an interrupted fetch goes on with the first shard that is not whole. Ends with dataset.json: names, sizes
-and digests of headers, as a run's run.json carries them under "dataset". Needs xxhash and, without --from or --verify,
-huggingface_hub (both in .venv).
+Fetches {VALIDATION} and the first N training shards, 200 MB each, from the Hugging Face dataset
+{REPOSITORY}, several at a time. Every file's size and header are checked before it gets its name; what is
+there already and whole is kept, so that an interrupted fetch goes on with the first shard that is not whole. Ends with
+dataset.json: names, sizes and digests of headers, as a run's run.json carries them under "dataset". Needs xxhash and,
+without --from or --verify, huggingface_hub (both in .venv).
 
 examples
   data/fetch_fineweb.py                         all {PAPER_SHARDS} + 1 shards of the paper, 178 GB

@@ -261,6 +261,34 @@ def test_missing_data_are_named_or_made(matrix: Path) -> None:
     assert f"{pattern}: 1 shards, the runs need 3" in result.stderr
 
 
+def test_making_data_ends_with_the_launcher(matrix: Path) -> None:
+    """However that ends."""
+    (matrix.parent / "data").rename(matrix.parent / "away")
+    script, began = matrix.parent / "make.py", matrix.parent / "began"
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    write_matrix(matrix, data={"command": str(script), "automatic": True})
+    process = start(matrix)
+    wait_for(lambda: began.exists() and began.read_text())
+    process.kill()
+    process.communicate(timeout=60)
+    maker = Path("/proc") / began.read_text() / "stat"
+    wait_for(lambda: not maker.exists() or ") Z " in maker.read_text(), 30)
+
+
+@pytest.mark.parametrize("name", ["hosts.sh", "slurm.sh"])
+def test_launching_scripts_say_how_they_are_called(name: str) -> None:
+    bash = shutil.which("bash")
+    assert bash
+    for arguments, code in ((["--help"], 0), ([], 2)):
+        command = [bash, ROOT / "scripts" / "launch" / name, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == code
+        assert f"scripts/launch/{name} " in (result.stderr if code else result.stdout)
+        assert "configs/paper/640m-rownorm.json" in (result.stderr if code else result.stdout)
+
+
 def test_mpirun(matrix: Path) -> None:
     arguments = ("launch", matrix, "--runner", "mpirun", "--only", "rownorm,seed=1")
     dry = paper(*arguments, "--dry-run", "--set", "log_every=7")
