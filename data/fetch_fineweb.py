@@ -4,12 +4,14 @@
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import struct
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,11 @@ SPARE_BYTES = 1 << 30  # left free on the disk
 NETWORK = 5  # exit code
 
 EPILOG = f"""\
-Fetches {VALIDATION} and the first N training shards, 200 MB each, from the Hugging Face dataset {REPOSITORY},
-several at a time. Every file's size and header are checked before it gets its name; what is there already and whole is
-kept, so that an interrupted fetch goes on with the first shard that is not whole. Ends with dataset.json: names, sizes
-and digests of headers, as a run's run.json carries them under "dataset". Needs xxhash and, without --from or --verify,
-huggingface_hub (both in .venv).
+Fetches {VALIDATION} and the first N training shards, 200 MB each, from the Hugging Face dataset
+{REPOSITORY}, several at a time. Every file's size and header are checked before it gets its name; what is
+there already and whole is kept, so that an interrupted fetch goes on with the first shard that is not whole. Ends with
+dataset.json: names, sizes and digests of headers, as a run's run.json carries them under "dataset". Needs xxhash and,
+without --from or --verify, huggingface_hub (both in .venv).
 
 examples
   data/fetch_fineweb.py                         all {PAPER_SHARDS} + 1 shards of the paper, 178 GB
@@ -58,6 +60,8 @@ def wanted_names(shards: int) -> list[str]:
 
 def check_shard(path: Path, size: int | None = None) -> None:
     """Size and header as llm.c writes them; `size` as the source says."""
+    if not path.is_file():
+        raise PrepareError(f"{path}: not a file")
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     held = path.stat().st_size
@@ -75,6 +79,8 @@ def check_shard(path: Path, size: int | None = None) -> None:
 
 
 def is_whole(path: Path, size: int | None) -> bool:
+    if path.is_dir():
+        raise PrepareError(f"{path}: is a folder, a shard is to get this name")
     if not path.exists():
         return False
     try:
@@ -199,17 +205,21 @@ def verify(output: Path, shards: int | None) -> None:
         raise PrepareError(f"{output}: no such folder; data/fetch_fineweb.py makes it")
     found = [int(path.stem[-6:]) for path in output.glob("fineweb_train_[0-9]*.bin") if path.stem[-6:].isdigit()]
     names = wanted_names(shards or max(found, default=0))
-    wrong = [name for name in names if not (output / name).exists()]
-    for name in wrong:
-        say(f"{output / name}: missing")
-    for name in (name for name in names if name not in wrong):
-        try:
-            check_shard(output / name)
-        except PrepareError as error:
-            say(str(error))
-            wrong.append(name)
+    wrong = 0
+    for missing, group in groupby(names, lambda name: not (output / name).exists()):
+        members = list(group)
+        if missing:
+            say(f"{output / members[0]}{f' to {members[-1]}' if len(members) > 1 else ''}: missing")
+            wrong += len(members)
+            continue
+        for name in members:
+            try:
+                check_shard(output / name)
+            except PrepareError as error:
+                say(str(error))
+                wrong += 1
     if wrong:
-        raise PrepareError(f"{output}: {len(wrong)} of {len(names)} shards are missing or wrong; fetch them again")
+        raise PrepareError(f"{output}: {wrong:,} of {len(names):,} shards are missing or wrong; fetch them again")
     finish(output, names)
 
 
@@ -226,8 +236,8 @@ def finish(output: Path, names: list[str]) -> None:
 
 
 def count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 1")
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < 1:  # the digits of a shard's name
+        raise argparse.ArgumentTypeError(f"{text}: a whole number from 1 to 999999")
     return int(text)
 
 
@@ -266,11 +276,16 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, stop)
     try:
         run(arguments)
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except PrepareError as error:
         say(str(error))
         return error.code
     except OSError as error:
-        say(f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}")
+        path = error.filename2 or error.filename or "output"  # of two the one that was to be written
+        say(f"{path}: {(error.strerror or str(error)).lower()}")
         return DATA
     return 0
 

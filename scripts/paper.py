@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from history import USAGE, Parser, ScriptError, run_main
+from history import USAGE, Parser, ScriptError, run_main, whole_file
 from paper.launch import Plan, launch
 from paper.matrix import ROOT, Matrix, Run, read_matrix, select
 from paper.plan import executable, parse_speeds, print_plan
 from paper.results import Histories, make_rows, read_exported, read_histories, read_published
-from paper.state import print_status
+from paper.state import check_folder, print_status
 from paper.tables import HTML, LATEX, MARKDOWN, csv_text, latex, legend, markdown, result_tables, size_table
 
 EPILOG = """\
 examples
   scripts/paper.py plan --tokens-per-second 1000000
-  scripts/paper.py launch --runner slurm --only 190m,seed=0 --dry-run
+  scripts/paper.py launch --runner slurm --exe build/cuda/rownorm --only 190m,seed=0 --dry-run
   scripts/paper.py launch --matrix configs/toy/matrix.json --runner local
   scripts/paper.py report --matrix configs/toy/matrix.json
 
@@ -31,6 +31,7 @@ exit codes: 0 done; 2 usage; 3 data or file; launch: of the first run that faile
 LAUNCH_EPILOG = """\
 Does what is left: finished runs are skipped, interrupted ones resumed at their newest checkpoint, failed ones reported
 with the end of their log and tried again. Killed in the middle and started again, the runs' numbers are the same.
+Nothing is started where a config is wrong, or where a finished run had another one than it would get now.
 
   local   one process a run, one run after the other (--jobs: several at a time), whatever the matrix's ranks
   mpirun  `mpirun -n RANKS --bind-to none`, one run after the other
@@ -41,8 +42,8 @@ with the end of their log and tried again. Killed in the middle and started agai
 
 examples
   scripts/paper.py launch --matrix configs/toy/matrix.json --runner local
-  scripts/paper.py launch --runner slurm --sbatch=--partition=gpu --sbatch=--account=lm
-  scripts/paper.py launch --runner mpirun --only 190m,rownorm,seed=0 --dry-run
+  scripts/paper.py launch --runner slurm --exe build/cuda/rownorm --sbatch=--partition=gpu --sbatch=--account=lm
+  scripts/paper.py launch --runner mpirun --exe build/cuda/rownorm --only 190m,rownorm,seed=0 --dry-run
 """
 
 
@@ -79,12 +80,11 @@ def read(matrix: Matrix, runs: list[Run]) -> Histories:
 
 
 def write(folder: Path, name: str, text: str) -> None:
-    """Under its name only when whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{name}.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(folder / name)
-    say(f"wrote {folder / name}")
+    path = folder / name
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    say(f"wrote {path}")
 
 
 def tables_command(options: argparse.Namespace, matrix: Matrix, runs: list[Run]) -> int:
@@ -180,7 +180,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     starts.add_argument("--jobs", type=count, default=1, metavar="N", help="local, mpirun: runs at a time (default 1)")
     starts.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="for sbatch; repeatable")
     for sub in (plan, starts):
-        sub.add_argument("--exe", metavar="FILE", help="default build/release/rownorm")
+        sub.add_argument("--exe", metavar="FILE", help="default build/release/rownorm; for GPUs build/cuda/rownorm")
         sub.add_argument("--ranks", type=count, metavar="N", help="of a run, instead of the matrix's")
         sub.add_argument(
             "--set", action="append", default=[], metavar="PATH=VALUE", help="as rownorm train; repeatable"
@@ -219,7 +219,9 @@ def main(arguments: list[str]) -> int:
             )
         matrix = read_matrix(options.matrix)
         if options.runs:
+            check_folder(options.runs)
             matrix = matrix._replace(folder=options.runs.resolve())
+        check_folder(matrix.folder)
         return options.action(options, matrix, select(matrix, options.only))
 
     return run_main("paper", act)

@@ -5,9 +5,12 @@
 # HOSTFILE has a line a machine with its number of GPUs:
 #   node1 slots=8
 #   node2 slots=8
+# Example: scripts/launch/hosts.sh hosts.txt configs/paper/640m-rownorm.json --resume
 set -euo pipefail
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
+case ${1-} in -h | --help) usage && exit ;; esac
 if [ $# -lt 2 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  usage >&2
   exit 2
 fi
 hosts=$1

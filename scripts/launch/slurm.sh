@@ -11,8 +11,13 @@
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
 set -euo pipefail
+usage() {
+  echo "usage: sbatch scripts/launch/slurm.sh CONFIG [--set KEY=VALUE]..."
+  sed -n '2,4s/^# \{0,1\}//p' "$0"
+}
+case ${1-} in -h | --help) usage && exit ;; esac
 if [ $# -lt 1 ]; then
-  echo "usage: sbatch scripts/launch/slurm.sh CONFIG [--set KEY=VALUE]..." >&2
+  usage >&2
   exit 2
 fi
 cd "${SLURM_SUBMIT_DIR:-.}"

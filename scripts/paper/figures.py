@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import matplotlib as mpl
-from history import DIAMETER, HILBERT, LOSS, Record
+from history import DIAMETER, HILBERT, LOSS, Record, whole_file
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -79,7 +79,10 @@ def save_figures(folder: Path, drawn: dict[str, Figure]) -> list[Path]:
     for stem, figure in drawn.items():
         for form in ("pdf", "png"):
             paths.append(folder / f"{stem}.{form}")
-            figure.savefig(paths[-1], metadata=METADATA.get(form))
+            with whole_file(paths[-1]) as partial:
+                file = io.BytesIO()  # a full disk in the middle of its work leaves Matplotlib in disorder
+                figure.savefig(file, format=form, metadata=METADATA.get(form))
+                partial.write_bytes(file.getvalue())
     return paths
 
 

@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -18,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from history import LOSS, ScriptError
+from history import LOSS, USAGE, ScriptError, read_object
 
-from .matrix import ROOT, Matrix, Run, read_commented_json
-from .plan import train_arguments
+from .matrix import ROOT, Matrix, Run, config_differences, flat, intended_config, listed, read_commented_json
+from .plan import dry_run, train_arguments
 from .state import FAILED, duration, in_use, is_finished, state_of
 
 COMMUNICATION = 5  # the exit code of what a launcher's absence is
@@ -34,6 +35,12 @@ class Plan(NamedTuple):
     matrix: Matrix
     overrides: list[str]
     ranks: int
+
+    @property
+    def device(self) -> str:
+        """The last one that is said."""
+        said = [word.removeprefix("device=") for word in self.overrides if word.startswith("device=")]
+        return [self.matrix.device, *said][-1]
 
     def command(self, run: Run) -> list[str]:
         return [str(self.exe), *train_arguments(self.matrix, run, self.overrides), "--resume"]
@@ -58,7 +65,33 @@ def report_failure(matrix: Matrix, run: Run, what: str) -> None:
     say("\n".join([f"{run.name}: {what}; the end of {log}:", *log_end(log)]))
 
 
-# ---- data
+# ---- before anything is started
+
+
+def check_program(plan: Plan, runs: list[Run], ranks: int) -> None:
+    """Every config is right for the program, which has the device's module beside it."""
+    module = plan.exe.parent / "librownorm_cuda.so"
+    if plan.device == "cuda" and not module.exists():
+        raise ScriptError(
+            f"{module}: not there, device cuda needs it; build the preset cuda and give --exe build/cuda/rownorm",
+            COMMUNICATION,
+        )
+    checked = set()
+    for run in runs:
+        if run.config not in checked:
+            dry_run(plan.exe, plan.matrix, run, ranks, plan.overrides)
+            checked.add(run.config)
+
+
+def check_finished(plan: Plan, run: Run) -> None:
+    """A finished run is what would be started now: else its numbers would pass for those of another configuration."""
+    path = run.folder / "config.json"
+    if other := config_differences(flat(read_object(path)), intended_config(run, plan.overrides)):
+        raise ScriptError(
+            f"{path}: finished with another configuration: {listed(other)}; launch into another folder (--runs) or "
+            "leave it out (--only)",
+            USAGE,
+        )
 
 
 def shards_of(run: Run) -> dict[str, tuple[str, int]]:
@@ -68,7 +101,7 @@ def shards_of(run: Run) -> dict[str, tuple[str, int]]:
     for role in ("train", "validation"):
         pattern = config.get("data", {}).get(role)
         if not isinstance(pattern, str):
-            raise ScriptError(f"{run.config}: data.{role}: missing", code=2)
+            raise ScriptError(f"{run.config}: data.{role}: missing", USAGE)
         path = ROOT / pattern
         found[role] = pattern, len(list(path.parent.glob(path.name)))
     return found
@@ -95,7 +128,8 @@ def make_data(command: str) -> None:
     script, *arguments = shlex.split(command)
     python = ROOT / ".venv" / "bin" / "python"
     say(f"no data yet: {command}")
-    code = subprocess.run([python if python.exists() else sys.executable, script, *arguments], cwd=ROOT).returncode
+    command_line = [python if python.exists() else sys.executable, script, *arguments]
+    code = subprocess.run(command_line, cwd=ROOT, preexec_fn=lambda: end_with_parent(signal.SIGTERM)).returncode
     if code != 0:
         raise ScriptError(f"{command}: ended with exit {code}, see above", code)
 
@@ -103,9 +137,9 @@ def make_data(command: str) -> None:
 # ---- here
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: signal.Signals = signal.SIGUSR1) -> None:
     """In the child: SIGUSR1 (write a checkpoint and stop) when the launcher dies, however it dies."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def claim(matrix: Matrix, run: Run) -> int | None:
@@ -134,11 +168,10 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     active: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
     asked: list[int] = []  # signals to stop
+    told = 0  # of those, how many the processes have had
 
     def stop(number: int, _: object) -> None:
         asked.append(number)
-        for process, _started in active.values():
-            process.send_signal(signal.SIGUSR1)  # the one that mpirun passes on
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, stop)
@@ -179,6 +212,10 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
             active[run] = process, time.monotonic()
             say(f"{run.name}: {f'resumed, it had reached update {update:,}' if update else 'started'}")
         time.sleep(0.2)
+        while told < len(asked):  # here, so that a process that was being started is not missed
+            for process, _started in active.values():
+                process.send_signal(signal.SIGUSR1)  # the one that mpirun passes on
+            told += 1
         for run, (process, started) in list(active.items()):
             status = process.poll()
             if status is None:
@@ -201,15 +238,20 @@ def run_here(plan: Plan, runs: list[Run], jobs: int, mpirun: bool) -> int:
 
 
 def job_name(matrix: Matrix) -> str:
-    """The same for the same runs, so that a second launch sees what is queued already."""
-    digest = hashlib.sha256(str(matrix.folder).encode()).hexdigest()[:8]
-    return f"rownorm-{matrix.path.parent.name}-{digest}"
+    """The same for the same runs in the same order, so that a second launch sees what is queued already."""
+    names = [str(matrix.folder), *(run.name for run in matrix.runs())]
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    return f"rownorm-{re.sub(r'[^A-Za-z0-9]+', '-', matrix.path.parent.name)}-{digest}"
 
 
 def slurm_script(plan: Plan) -> str:
     """An array over the whole matrix: task N is run N, whichever are submitted."""
     matrix, quote = plan.matrix, shlex.quote
     runs = matrix.runs()
+    if wrong := re.search(r'["%\\\x00-\x1f]', str(matrix.folder)):
+        raise ScriptError(f"{matrix.folder}: {wrong[0]!r} in it; Slurm takes no such folder for its logs", USAGE)
+    # As scripts/launch/slurm.sh, which says why.
+    mpi = '--mpi="${ROWNORM_SLURM_MPI:-pmix}" --cpu-bind=none ' if plan.ranks > 1 else ""
     gpus = f"#SBATCH --gpus-per-node={plan.ranks}\n" if matrix.device == "cuda" else ""
     cases = []
     for run in runs:
@@ -242,7 +284,7 @@ requeue=0 step=""
 stop() {{ [ -z "$step" ] || kill -USR1 "$step" 2>/dev/null; }}
 trap 'requeue=1; stop' USR1
 trap stop TERM
-srun --kill-on-bad-exit=1 "${{run[@]}}" >>"$log" 2>&1 &
+srun {mpi}--kill-on-bad-exit=1 "${{run[@]}}" >>"$log" 2>&1 &
 step=$!
 [ "$requeue" = 0 ] || stop  # asked before there was a step
 wait "$step"
@@ -306,6 +348,7 @@ def launch(plan: Plan, runs: list[Run], runner: str, jobs: int, slurm_options: l
     left = []
     for run in runs:
         if is_finished(run.folder):
+            check_finished(plan, run)
             say(f"{run.name}: finished already")
             continue
         if not dry and (state := state_of(run.folder)).word == FAILED:
@@ -313,14 +356,14 @@ def launch(plan: Plan, runs: list[Run], runner: str, jobs: int, slurm_options: l
         left.append(run)
     if not left:
         return 0
+    if not dry:
+        check_program(plan, left, 1 if runner == "local" else plan.ranks)
+        check_data(plan.matrix, left, may_make=True)
     if runner == "slurm":
-        if not dry:
-            check_data(plan.matrix, left, may_make=True)
         return submit(plan, left, slurm_options, dry)
     if dry:
         for run in left:
             command = plan.command(run)
             print(shlex.join(with_mpirun(command, plan.ranks) if runner == "mpirun" else command))
         return 0
-    check_data(plan.matrix, left, may_make=True)
     return run_here(plan, left, jobs, mpirun=runner == "mpirun")

@@ -16,9 +16,22 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from history import USAGE, ScriptError
+from history import USAGE, ScriptError, is_a
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+# What the trainer lets a resumed run change (README, Configuration), and so no other run: in these
+# a run's configuration may differ from its file. Data are compared by their digests.
+FREE = re.compile(
+    r"(name|output|device|precision|recompute|log_every|peak_tflops|batch\.micro_batch|schedule\.max_updates"
+    r"|(checkpoint|comm|debug|data)\..*|.*\.newton_schulz_precision)"
+)
+# Setting one drops the other.
+ALTERNATIVES = [
+    ("schedule.updates", "schedule.tokens_per_parameter"),
+    ("schedule.warmup_updates", "schedule.warmup_fraction"),
+]
 
 
 class Data(NamedTuple):
@@ -77,15 +90,52 @@ def read_commented_json(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         value = json.loads(without_comments(text), object_pairs_hook=unique)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ScriptError(f"{path}: not JSON ({error})", USAGE) from None
     if not isinstance(value, dict):
         raise ScriptError(f"{path}: not a JSON object", USAGE)
     return value
 
 
+def flat(document: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """`a.b.c` -> value."""
+    leaves = {}
+    for key, value in document.items():
+        leaves |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return leaves
+
+
+def intended_config(run: Run, overrides: list[str]) -> dict[str, Any]:
+    """What the run's file, the matrix and `--set PATH=VALUE` say, flat; not the defaults of what they leave out."""
+    leaves = flat(read_commented_json(run.config)) | {"seed": run.seed}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        for pair in ALTERNATIVES:
+            if key in pair:
+                leaves = {name: value for name, value in leaves.items() if name not in pair}
+        try:
+            leaves[key] = json.loads(text)
+        except (ValueError, RecursionError):
+            leaves[key] = text
+    return leaves
+
+
+def config_differences(is_: dict[str, Any], should: dict[str, Any]) -> list[str]:
+    """Of two flat configurations, where both say something that is not free."""
+    return [
+        f"{key}: {json.dumps(is_.get(key))}, not {json.dumps(value)}"
+        for key, value in should.items()
+        if not FREE.fullmatch(key) and is_.get(key) != value
+    ]
+
+
+def listed(differences: list[str]) -> str:
+    more = f"; {len(differences) - 3} more" if len(differences) > 3 else ""
+    return "; ".join(differences[:3]) + more
+
+
 def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_a(value, int) and value != 0
 
 
 def check_keys(path: Path, where: str, value: object, keys: dict[str, bool]) -> None:
@@ -113,7 +163,7 @@ def read_matrix(path: Path) -> Matrix:
         check(key, bool(valid and names and len(set(names)) == len(names)), "must be different words, at least one")
     check("heads", not set(file["heads"]) & set(file["scales"]), "a word that is also one of scales")
     seeds = file["seeds"]
-    valid = isinstance(seeds, list) and all(isinstance(seed, int) and seed >= 0 for seed in seeds)
+    valid = isinstance(seeds, list) and all(is_a(seed, int) for seed in seeds)
     check("seeds", bool(valid and seeds and len(set(seeds)) == len(seeds)), "must be different whole numbers from 0")
     check("ranks", is_count(file["ranks"]), "must be a whole number from 1")
     for key in ("runs", "device", *(["published"] if "published" in file else [])):

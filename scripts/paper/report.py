@@ -35,7 +35,8 @@ def provenance_table(histories: list[History]) -> Table:
     rows = []
     for history in histories:
         for session in history.provenance["sessions"]:
-            updates = f"{session['first_update']:,} to {session['last_update'] or 0:,}" if session["end"] else "killed"
+            end = session.get("end")
+            updates = f"{session['first_update']:,} to {session.get('last_update') or 0:,}" if end else "killed"
             cells = [
                 history.run.name,
                 session["program"],
@@ -43,8 +44,8 @@ def provenance_table(histories: list[History]) -> Table:
                 session["ranks"],
                 updates,
                 session["start"],
-                session["end"] or "-",
-                session["outcome"] if session["end"] else "killed, or running",
+                end or "-",
+                session["outcome"] if end else "killed, or running",
                 data_line(history),
             ]
             rows.append([html.escape(str(cell)) for cell in cells])
@@ -66,7 +67,7 @@ def report_html(
             continue
         encoded = base64.b64encode(svg_text(figure).encode()).decode()
         images.append(f'<img alt="{html.escape(stem)}" src="data:image/svg+xml;base64,{encoded}">')
-    left_out = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    remarks = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     configs = "".join(
         f"<details><summary>{html.escape(history.run.name)}</summary>"
         f"<pre>{html.escape(json.dumps(history.config, indent=2))}</pre></details>\n"
@@ -81,7 +82,7 @@ def report_html(
 <h2>Results</h2>
 {html_tables(tables)}
 <p>{html.escape(legend)}</p>
-{f"<h3>Left out of the tables</h3><ul>{left_out}</ul>" if notes else ""}
+{f"<h3>Notes</h3><ul>{remarks}</ul>" if notes else ""}
 <h2>Figures</h2>
 <p>Mean over the seeds, with a band of plus and minus one sample standard deviation.</p>
 <div class="figures">

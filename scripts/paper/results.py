@@ -18,14 +18,25 @@ from history import (
     UPDATE,
     Record,
     ScriptError,
+    is_a,
     member,
     read_lines,
     read_metrics,
     read_object,
+    shown,
 )
 
-from .matrix import Matrix, Run, read_commented_json, without_comments
-from .state import FINISHED, read_provenance, state_of
+from .matrix import (
+    Matrix,
+    Run,
+    config_differences,
+    flat,
+    intended_config,
+    listed,
+    read_commented_json,
+    without_comments,
+)
+from .state import FINISHED, is_finished, read_provenance, state_of
 
 QUANTITIES = {"loss": LOSS, "diameter": DIAMETER, "hilbert": HILBERT}
 
@@ -60,9 +71,9 @@ class Histories(NamedTuple):
 def read_history(run: Run) -> History | None:
     """None where nothing was measured yet. Error (exit 3): a file that is damaged or of another run."""
     path = run.folder / "metrics.jsonl"
-    if not path.exists() or not (run.folder / "run.json").exists():
-        return None
-    records = read_metrics(path)
+    records = read_metrics(path) if path.exists() else []
+    if not records and is_finished(run.folder):
+        raise ScriptError(f"{path}: truncated: the run is finished, but this holds no measurement")
     if not records:
         return None
     path_of_config = run.folder / "config.json"
@@ -81,11 +92,11 @@ def read_history(run: Run) -> History | None:
 
 
 def check_updates(path: Path, records: list[Record]) -> None:
-    """Each update once and in order, tokens in proportion, every measurement finite."""
+    """Each update once and in order, tokens in proportion, every measurement finite and not negative."""
     before, rate = -1, 0.0
     for number, record in enumerate(records, 1):
         update, tokens = record.get(UPDATE), record[TOKENS]
-        if not isinstance(update, int):
+        if update is None:
             raise ScriptError(f"{path}:{number}: without a {UPDATE} that is a whole number")
         if update <= before:
             raise ScriptError(f"{path}:{number}: duplicated: update {update} after update {before}")
@@ -96,7 +107,7 @@ def check_updates(path: Path, records: list[Record]) -> None:
                 f"{path}:{number}: mixed grid: {tokens} tokens at update {update}, {rate} an update before"
             )
         for key in QUANTITIES.values():
-            if key in record and not math.isfinite(record[key]):
+            if key in record and not 0 <= record[key] < math.inf:  # nor NaN
                 raise ScriptError(f"{path}:{number}: {key} is {record[key]}")
         before = update
 
@@ -119,6 +130,18 @@ def check_same_grid(histories: list[History]) -> None:
             raise ScriptError(f"{other.run.name}: other data than {first.run.name} (run.json, dataset)")
 
 
+def check_same_config(histories: list[History]) -> None:
+    """The seeds of one cell of the tables differ in nothing else: a mean over two configurations means nothing."""
+    for first, other in zip(histories[:1] * len(histories), histories[1:], strict=False):
+        a, b = (flat(history.config) | {"seed": None} for history in (first, other))
+        if differences := config_differences(dict.fromkeys(a) | b, dict.fromkeys(b) | a):
+            raise ScriptError(f"{other.run.name}: mixed configurations: {differences[0]} as in {first.run.name}")
+        if first.parameters != other.parameters:
+            raise ScriptError(
+                f"{other.run.name}: {other.parameters:,} parameters, {first.run.name} has {first.parameters:,}"
+            )
+
+
 def check_distinct(histories: list[History]) -> None:
     """Two seeds never measure the same numbers: a copied history would make the deviation too small."""
     seen: dict[str, Run] = {}
@@ -132,11 +155,13 @@ def check_distinct(histories: list[History]) -> None:
 def read_histories(matrix: Matrix, runs: list[Run]) -> Histories:
     finished, partial, notes = [], [], []
     for run in runs:
-        history, state = read_history(run), state_of(run.folder)
+        state, history = state_of(run.folder), read_history(run)
         if history is None:
             notes.append(f"{run.name}: missing: no measurement in {run.folder}")
             continue
         last, updates = history.records[-1][UPDATE], int(history.provenance["updates"])
+        if last > updates:
+            raise ScriptError(f"{run.name}: its history goes on to update {last:,} of {updates:,} (run.json)")
         if last == updates:
             absent = [key for key in QUANTITIES.values() if key not in history.records[-1]]
             if absent:
@@ -149,8 +174,12 @@ def read_histories(matrix: Matrix, runs: list[Run]) -> Histories:
         else:
             partial.append(history)
             notes.append(f"{run.name}: {state.word}: its history ends at update {last:,} of {updates:,}")
+        if other := config_differences(flat(history.config), intended_config(run, [])):
+            notes.append(f"{run.name}: another configuration than {run.config.name}: {listed(other)}")
     for scale in matrix.scales:
         check_same_grid([history for history in finished + partial if history.run.scale == scale])
+    for cell in {(run.scale, run.head): None for run in runs}:
+        check_same_config([history for history in finished + partial if (history.run.scale, history.run.head) == cell])
     check_distinct(finished)
     for scale in matrix.scales:
         ends: dict[int, Run] = {}
@@ -176,13 +205,13 @@ def read_exported(folder: Path, runs: list[Run]) -> dict[Run, list[Record]]:
         if not path.exists():
             continue
         rows: dict[int, Record] = {}
-        for number, line in enumerate(read_lines(path), 1):
+        for number, line in enumerate(read_lines(path, growing=False), 1):
             # Not null, and not NaN, which differs from itself.
             row = {key: line[key] for key in (TOKENS, *QUANTITIES.values()) if line.get(key) is not None}
             row = {key: value for key, value in row.items() if value == value}
-            bad = (key for key, value in row.items() if not isinstance(value, int | float) or math.isinf(value))
+            bad = (key for key, value in row.items() if not is_a(value, int | float) or not 0 <= value < math.inf)
             if wrong := next(bad, None):
-                raise ScriptError(f"{path}:{number}: {wrong} is {json.dumps(row[wrong])}, not a number")
+                raise ScriptError(f"{path}:{number}: {wrong} is {shown(row[wrong])}, not a number")
             if row.keys().isdisjoint(QUANTITIES.values()):  # nothing that is drawn
                 continue
             tokens = int(row.get(TOKENS, -1))
@@ -218,7 +247,7 @@ def read_published(matrix: Matrix) -> dict[str, Any]:
     text = without_comments(matrix.published.read_text(encoding="utf-8", errors="replace"))
     try:
         published = json.loads(text, parse_float=Decimal, parse_int=Decimal)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ScriptError(f"{matrix.published}: not JSON ({error})") from None
     if not isinstance(published, dict):
         raise ScriptError(f"{matrix.published}: not a JSON object")
@@ -231,8 +260,9 @@ def published_value(published: dict[str, Any], *keys: str) -> Value | None:
         place = place.get(key) if isinstance(place, dict) else None
     if place is None:
         return None
-    if not isinstance(place, list) or [type(number) for number in place] != [Decimal, Decimal] or place[1] <= 0:
-        raise ScriptError(f"published value {'.'.join(keys)}: not [mean, deviation], two numbers, the second above 0")
+    numbers = isinstance(place, list) and [type(number) for number in place] == [Decimal, Decimal]
+    if not numbers or place[0] == 0 or place[1] <= 0:
+        raise ScriptError(f"published value {'.'.join(keys)}: not [mean, deviation], two numbers that are not 0")
     return Value(*place)
 
 
@@ -372,9 +402,10 @@ class Markup(NamedTuple):
 
 
 def exponent_of(row: Row, value: float) -> int:
+    """Of the value as it is shown, rounded: 9.9996e-2 is (1.000)e-1."""
     if row.table != "final" or row.quantity == "loss" or value == 0:
         return 0
-    return math.floor(math.log10(abs(value)))
+    return int(f"{value:.{decimals_of(row)}e}".split("e")[1])
 
 
 def show(row: Row, mean: float, deviation: float | None, decimals: int, markup: Markup) -> str:

@@ -54,17 +54,30 @@ def read_provenance(folder: Path) -> Record:
     path = folder / "run.json"
     provenance = read_object(path)
     for key in ("parameters", "updates"):
-        member(path, provenance, key, int, "a whole number")
-    member(path, provenance, "dataset", dict, "an object")
+        if not member(path, provenance, key, int, "a whole number"):
+            raise ScriptError(f"{path}: {key} is 0, not a whole number from 1")
+    for role in ("train", "validation"):
+        member(path, provenance, f"dataset.{role}", list, "a list")
     for session in member(path, provenance, "sessions", list, "a list"):
         for key in ("program", "device", "start", "outcome"):
             member(path, session, key, str, "a text")
+        for key in ("ranks", "first_update"):
+            member(path, session, key, int, "a whole number")
+        member(path, session, "end", str | None, "a text or null")
+        member(path, session, "last_update", int | None, "a whole number or null")
     if not provenance["sessions"]:
         raise ScriptError(f"{path}: sessions is empty")
     return provenance
 
 
+def check_folder(folder: Path) -> None:
+    """Not there yet, or a folder."""
+    if not folder.is_dir() and os.path.lexists(folder):
+        raise ScriptError(f"{folder}: not a folder")
+
+
 def state_of(folder: Path) -> State:
+    check_folder(folder)
     if not (folder / "run.json").exists():
         return State(RUNNING if in_use(folder) else WAITING)
     provenance = read_provenance(folder)
@@ -84,7 +97,7 @@ def state_of(folder: Path) -> State:
         word = RUNNING if in_use(folder) else INTERRUPTED
     elif outcome.startswith("stopped at"):
         word = STOPPED
-    elif not outcome.startswith("stopped by"):
+    elif not outcome.startswith("stopped by") and outcome != "finished":  # without summary.json: launch writes it again
         word, error = FAILED, outcome
     seconds_left = pace * (updates - update) if pace is not None and word != FINISHED else None
     return State(word, update, updates, latest(LOSS), latest("performance/tokens_per_second"), seconds_left, error)
@@ -114,12 +127,20 @@ def duration(seconds: float | None) -> str:
 
 
 def print_status(runs: list[Run]) -> None:
+    """Error (exit 3), after the table: of the first run whose files are damaged."""
+    damage: list[ScriptError | OSError] = []
     rows: list[tuple[str, ...]] = [("run", "state", "update", "loss", "tokens/s", "time left")]
     for run in runs:
-        state = state_of(run.folder)
+        try:
+            state = state_of(run.folder)
+        except (ScriptError, OSError) as error:
+            damage.append(error)
+            state = State("damaged")
         total = f"{state.updates:,}" if state.updates is not None else "-"
         loss = f"{state.loss:.4f}" if state.loss is not None else "-"
         pace = f"{state.tokens_per_second:,.0f}" if state.tokens_per_second is not None else "-"
         word = f"failed: {state.error}" if state.word == FAILED else state.word
         rows.append((run.name, word, f"{state.update:,}/{total}", loss, pace, duration(state.seconds_left)))
     print(table(rows))
+    if damage:
+        raise damage[0]

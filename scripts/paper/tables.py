@@ -86,7 +86,7 @@ def markdown(tables: list[Table], text: str, notes: list[str]) -> str:
     if text:
         parts.append(text)
     if notes:
-        parts.append("Left out:\n" + "\n".join(f"* {note}" for note in notes))
+        parts.append("Notes:\n" + "\n".join(f"* {note}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,7 +104,7 @@ def latex(tables: list[Table], text: str, notes: list[str]) -> str:
         head = " & ".join(map(cell, table.header)) + r" \\ \hline"
         tabular = rf"\begin{{tabular}}{{{'l' * len(table.header)}}}"
         parts.append("\n".join([f"{cell(table.title)}\n", tabular, head, *body, r"\end{tabular}"]))
-    comments = [f"% {line}" for line in ([text] if text else []) + [f"left out: {note}" for note in notes]]
+    comments = [f"% {line}" for line in ([text] if text else []) + [f"note: {note}" for note in notes]]
     return "\n\n".join([*parts, *comments]) + "\n"
 
 

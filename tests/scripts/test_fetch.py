@@ -96,6 +96,7 @@ def test_the_fingerprint_is_that_of_a_run(mirror: Path, tmp_path: Path) -> None:
 
 
 def test_verify(mirror: Path, tmp_path: Path) -> None:
+    shutil.copytree(mirror, tmp_path / "copy")
     assert fetch("--verify", "--output", mirror).returncode == 0
     (mirror / NAMES[1]).unlink()
     spoilt = bytearray((mirror / NAMES[2]).read_bytes())
@@ -112,7 +113,15 @@ def test_verify(mirror: Path, tmp_path: Path) -> None:
         f"{NAMES[4]}: 5 bytes, a header alone has 1,024 (truncated?)",
     ):
         assert message in result.stderr
-    assert "fineweb_train_000006.bin: missing" in fetch("--verify", "--output", mirror, "--shards", 6).stderr
+    result = fetch("--verify", "--output", mirror, "--shards", 123456)  # in one line
+    assert f"{mirror / 'fineweb_train_000005.bin'} to fineweb_train_123456.bin: missing" in result.stderr
+    assert len(result.stderr.splitlines()) == 6
+    (mirror / NAMES[4]).unlink()
+    (mirror / NAMES[4]).mkdir()
+    assert f"{mirror / NAMES[4]}: not a file" in fetch("--verify", "--output", mirror).stderr
+    assert f"{mirror / NAMES[4]}: is a folder, a shard is to get this name" in error_of(
+        fetch("--from", tmp_path / "copy", "--output", mirror, "--shards", 4), 3
+    )
     assert "no such folder" in error_of(fetch("--verify", "--output", tmp_path / "none"), 3)
 
 
@@ -241,6 +250,7 @@ def test_usage() -> None:
     assert "examples\n  data/fetch_fineweb.py" in fetch("--help").stdout
     for arguments, message in (
         (["--shards", "0"], "--shards: 0: a whole number from 1"),
+        (["--shards", "9" * 20], "a whole number from 1 to 999999"),
         (["--verify", "--from", "x"], "--from: not with --verify"),
         (["shards"], "unrecognized arguments"),
     ):

@@ -190,6 +190,55 @@ def test_a_failed_run_is_reported_and_the_others_go_on(matrix: Path) -> None:
     assert f"{NAMES[2]}: finished already" in again.stderr
 
 
+def test_a_finished_run_of_another_configuration_is_not_skipped(matrix: Path) -> None:
+    """Nothing is started: its numbers would pass for those of this one."""
+    only = ("--only", "adamw,seed=1")
+    finished = paper(
+        "launch", matrix, "--runner", "local", *only, "--set", "schedule.updates=20", "--set", "log_every=7"
+    )
+    assert finished.returncode == 0, finished.stderr
+    file = matrix.parent / "runs" / NAMES[1] / "config.json"
+    for runner in ("local", "slurm"):
+        result = paper("launch", matrix, "--runner", runner, "--dry-run")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.splitlines() == [
+            f"[paper] {file}: finished with another configuration: schedule.updates: 20, not 300; launch into another "
+            "folder (--runs) or leave it out (--only)"
+        ]
+    again = paper("launch", matrix, "--runner", "local", *only, "--set", "schedule.updates=20")
+    assert (again.returncode, again.stderr) == (0, f"[paper] {NAMES[1]}: finished already\n")
+    # One of two alternatives: --set of the one drops the other.
+    again = paper("launch", matrix, "--runner", "local", *only, "--set", "schedule.tokens_per_parameter=2")
+    assert "schedule.tokens_per_parameter: null, not 2;" in again.stderr
+    edited = json.loads(file.read_text()) | {"seed": 0}
+    file.write_text(json.dumps(edited))
+    again = paper("launch", matrix, "--runner", "local", *only, "--set", "schedule.updates=20")
+    assert (again.returncode, "seed: 0, not 1;" in again.stderr) == (2, True)
+
+
+def test_nothing_is_started_where_a_config_is_wrong(matrix: Path, slurm: Path) -> None:
+    path = {"PATH": f"{slurm}:{os.environ['PATH']}"}
+    for runner in ("local", "mpirun", "slurm"):
+        result = paper("launch", matrix, "--runner", runner, "--set", "optimizer.head.lrr=1", env=path)
+        assert result.returncode == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"[paper] {NAMES[0]}: --dry-run: [config] ")
+        assert "lrr" in line
+    result = paper("launch", matrix, "--runner", "slurm", "--set", "batch.micro_batch=12", env=path)  # of 12, two ranks
+    assert result.returncode == 2
+    # The release build has no module for GPUs beside it: 18 jobs would queue for days, and then fail.
+    exe = matrix.parent / "rownorm"
+    exe.symlink_to(EXE)
+    write_matrix(matrix, device="cuda")
+    result = paper("launch", matrix, "--runner", "slurm", "--exe", exe, env=path)
+    assert result.returncode == 5
+    assert result.stderr.endswith(
+        "/librownorm_cuda.so: not there, device cuda needs it; build the preset cuda and give --exe "
+        "build/cuda/rownorm\n"
+    )
+    assert not (matrix.parent / "runs").exists()
+
+
 def test_missing_data_are_named_or_made(matrix: Path) -> None:
     data = matrix.parent / "data"
     made = matrix.parent / "made"
@@ -210,6 +259,34 @@ def test_missing_data_are_named_or_made(matrix: Path) -> None:
     result = paper("launch", matrix, "--runner", "local", "--only", "adamw")
     assert result.returncode == 3
     assert f"{pattern}: 1 shards, the runs need 3" in result.stderr
+
+
+def test_making_data_ends_with_the_launcher(matrix: Path) -> None:
+    """However that ends."""
+    (matrix.parent / "data").rename(matrix.parent / "away")
+    script, began = matrix.parent / "make.py", matrix.parent / "began"
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    write_matrix(matrix, data={"command": str(script), "automatic": True})
+    process = start(matrix)
+    wait_for(lambda: began.exists() and began.read_text())
+    process.kill()
+    process.communicate(timeout=60)
+    maker = Path("/proc") / began.read_text() / "stat"
+    wait_for(lambda: not maker.exists() or ") Z " in maker.read_text(), 30)
+
+
+@pytest.mark.parametrize("name", ["hosts.sh", "slurm.sh"])
+def test_launching_scripts_say_how_they_are_called(name: str) -> None:
+    bash = shutil.which("bash")
+    assert bash
+    for arguments, code in ((["--help"], 0), ([], 2)):
+        command = [bash, ROOT / "scripts" / "launch" / name, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == code
+        assert f"scripts/launch/{name} " in (result.stderr if code else result.stdout)
+        assert "configs/paper/640m-rownorm.json" in (result.stderr if code else result.stdout)
 
 
 def test_mpirun(matrix: Path) -> None:
@@ -311,6 +388,21 @@ def test_slurm_failure_is_not_requeued(matrix: Path, slurm: Path) -> None:
     assert f"{NAMES[1]}: failed before ([numbers] update" in result.stderr
 
 
+def test_what_is_queued_is_known_by_the_runs(matrix: Path, slurm: Path) -> None:
+    """Task N of another matrix is another run, also in the same folder."""
+    path, names = {"PATH": f"{slurm}:{os.environ['PATH']}"}, []
+    (slurm / "queued").write_text("0\n1\n2\n3\n")
+    for seeds in ([0, 1], [1, 0]):
+        write_matrix(matrix, seeds=seeds)
+        assert paper("launch", matrix, "--runner", "slurm", env=path).returncode == 0
+        names.append((slurm / "squeue-options").read_text())
+    assert names[0] != names[1]
+    write_matrix(matrix, runs=str(matrix.parent / "100%"))
+    result = paper("launch", matrix, "--runner", "slurm", "--dry-run")
+    assert result.returncode == 2
+    assert result.stderr == f"[paper] {matrix.parent}/100%: '%' in it; Slurm takes no such folder for its logs\n"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_slurm_script_is_valid(matrix: Path, tmp_path: Path, device: str) -> None:
     write_matrix(matrix, device=device, ranks=8, runs=str(tmp_path / "it's a folder"))
@@ -333,6 +425,7 @@ def test_slurm_script_is_valid(matrix: Path, tmp_path: Path, device: str) -> Non
         "--open-mode=append",
     ):
         assert f"#SBATCH {line}" in script.splitlines()
+    assert 'srun --mpi="${ROWNORM_SLURM_MPI:-pmix}" --cpu-bind=none --kill-on-bad-exit=1 ' in script
     assert ("#SBATCH --gpus-per-node=8" in script) == (device == "cuda")
     shellcheck = shutil.which("shellcheck")
     if not shellcheck:

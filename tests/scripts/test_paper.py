@@ -6,9 +6,12 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -75,6 +78,15 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     value = json.loads(path.read_text())
     edit(value)
     path.write_text(json.dumps(value))
+
+
+def with_value(key: str, text: str) -> Callable[[list[str]], list[str]]:
+    """The third line, with this value."""
+
+    def edit(lines: list[str]) -> list[str]:
+        return [*lines[:2], re.sub(rf'("{key}": )[^,}}]*', rf"\g<1>{text}", lines[2]), *lines[3:]]
+
+    return edit
 
 
 # ---- tables
@@ -228,6 +240,41 @@ def test_incomplete_cells_say_how_many_seeds_they_have(study: Path, make_run: Ma
             lambda lines: [*lines[:9], lines[9].replace(".5,", ".5}#").split("#")[0]],
             "without validation/",
         ),
+        ("metrics.jsonl", lambda _: [], "metrics.jsonl: truncated: the run is finished, but this holds no measurement"),
+        ("metrics.jsonl", lambda lines: ["[" * 100_000 + "\n", *lines[1:]], "metrics.jsonl:1: not JSON (maximum"),
+        ("metrics.jsonl", with_value("validation/loss", "true"), ":3: validation/loss is true, not a number"),
+        ("metrics.jsonl", with_value("validation/loss", "1" + "0" * 400), ":3: validation/loss is 1000"),
+        ("metrics.jsonl", with_value("validation/loss", "1e999"), ":3: validation/loss is inf"),
+        ("metrics.jsonl", with_value("validation/hilbert_step/rms", "-0.5"), ":3: validation/hilbert_step/rms is -0.5"),
+        ("metrics.jsonl", with_value("progress/tokens", "1" + "0" * 400), ":3: without a progress/tokens that is a"),
+        ("metrics.jsonl", with_value("progress/update", "Infinity"), ":3: progress/update is Infinity, not a whole"),
+        ("metrics.jsonl", with_value("progress/update", "-7"), ":3: progress/update is -7, not a whole number"),
+        (
+            "run.json",
+            lambda lines: [lines[0].replace('"updates": 100', '"updates": 50')],
+            "goes on to update 100 of 50",
+        ),
+        ("run.json", lambda lines: [lines[0].replace("20000", "0")], "run.json: parameters is 0, not a whole number"),
+        (
+            "run.json",
+            lambda lines: [lines[0].replace("20000", "20001")],
+            "20,001 parameters, tiny-adamw-seed0 has 20,000",
+        ),
+        (
+            "run.json",
+            lambda lines: [lines[0].replace('"ranks": 1', '"ranks": "1"')],
+            'ranks is "1", not a whole number',
+        ),
+        (
+            "run.json",
+            lambda lines: [lines[0].replace('"validation": [', '"other": [')],
+            "dataset.validation is null, not",
+        ),
+        (
+            "config.json",
+            lambda lines: [lines[0].replace('"lr": 0.01', '"lr": 0.5')],
+            "mixed configurations: optimizer.head.lr: 0.5, not 0.01 as in tiny-adamw-seed0",
+        ),
     ],
 )
 def test_a_damaged_history_is_named(
@@ -264,6 +311,125 @@ def test_a_run_that_is_not_what_the_matrix_says_is_named(study: Path, make_run: 
     make_run(seed1, "adamw", 1, ADAMW[1])
     edit_json(seed1 / "run.json", lambda run: run["dataset"]["train"].append({}))
     assert "tiny-adamw-seed1: other data than tiny-adamw-seed0" in error_of(paper("tables", "--matrix", study), 3)
+
+
+def test_what_is_no_folder_is_named(study: Path) -> None:
+    seed1 = run_of(study, "adamw-seed1")
+    (seed1 / "run.json").unlink()
+    assert error_of(paper("tables", "--matrix", study), 3) == f"[paper] {seed1}/run.json: no such file or directory"
+    shutil.rmtree(seed1)
+    for make in (lambda: seed1.touch(), lambda: seed1.symlink_to(seed1)):
+        make()
+        assert error_of(paper("tables", "--matrix", study), 3) == f"[paper] {seed1}: not a folder"
+        # What is damaged does not hide how far the others are.
+        result = paper("status", "--matrix", study)
+        assert error_of(result, 3) == f"[paper] {seed1}: not a folder"
+        assert re.search(r"^tiny-adamw-seed1 +damaged +0/-", result.stdout, re.MULTILINE)
+        assert len(result.stdout.splitlines()) == 7
+        seed1.unlink()
+    runs = study.parent / "runs"
+    runs.rename(study.parent / "other")
+    runs.touch()
+    assert error_of(paper("tables", "--matrix", study), 3) == f"[paper] {runs}: not a folder"
+    assert "afile: not a folder" in error_of(
+        paper("status", "--matrix", study, "--runs", "afile", cwd=make_file(study.parent)), 3
+    )
+
+
+def make_file(folder: Path) -> Path:
+    (folder / "afile").touch()
+    return folder
+
+
+def test_another_configuration_than_the_matrix_is_said(study: Path) -> None:
+    """Such as of runs that were launched with --set; not what does not change the numbers."""
+    config = {"optimizer": {"head": {"algorithm": "adamw", "lr": 0.25}}, "seed": 9, "log_every": 3, "device": "cuda"}
+    (study.parent / "tiny-adamw.json").write_text(json.dumps(config))
+    result = paper("tables", "--matrix", study)
+    assert result.returncode == 0, result.stderr
+    note = "another configuration than tiny-adamw.json: optimizer.head.lr: 0.01, not 0.25"
+    assert [line for line in result.stdout.splitlines() if line.startswith("* ")] == [
+        f"* tiny-adamw-seed{seed}: {note}" for seed in range(3)
+    ]
+    assert f"% note: tiny-adamw-seed0: {note}\n" in (study.parent / "runs" / "results" / "tables.tex").read_text()
+
+
+def test_numbers_against_numpy(tmp_path: Path, make_run: MakeRun) -> None:
+    """Numbers that are not exact in binary, over four magnitudes."""
+    numpy = pytest.importorskip("numpy")
+    matrix = write_matrix(tmp_path)
+    values = numpy.random.default_rng(3).uniform(1, 2, (2, 3, 3)) * numpy.array([[[3, 1, 0.1]], [[3, 1e-4, 0.01]]])
+    for head, finals in zip(("adamw", "rownorm"), values, strict=True):
+        for seed, final in enumerate(finals):
+            make_run(tmp_path / "runs" / f"tiny-{head}-seed{seed}", head, seed, tuple(map(float, final)))
+    assert paper("tables", "--matrix", matrix).returncode == 0
+    with (tmp_path / "runs" / "results" / "tables.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    gaps = values[1, :, 0] - values[0, :, 0]
+    ratios = values[0].mean(0) / values[1].mean(0)
+    means = [*values.mean(1).ravel(), gaps.mean(), *ratios[1:]]
+    deviations = [*values.std(1, ddof=1).ravel(), gaps.std(ddof=1)]
+    # A few sums and products of doubles: some units of 2^-53, of the larger terms where they cancel.
+    assert [float(row["mean"]) for row in rows] == pytest.approx(means, rel=1e-13)
+    assert [float(row["deviation"]) for row in rows[:7]] == pytest.approx(deviations, rel=1e-12)
+
+
+def test_a_mean_that_rounds_to_the_next_power_of_ten(tmp_path: Path, make_run: MakeRun) -> None:
+    matrix = write_matrix(tmp_path, seeds=[0], heads=["adamw"])
+    make_run(tmp_path / "runs" / "tiny-adamw-seed0", "adamw", 0, (3.0, 9.99961e-2, 9.9994e-2))
+    shown = paper("tables", "--matrix", matrix).stdout
+    assert "| D(S_T) | (1.000)e-1 |" in shown
+    assert "| Hilbert RMS | (9.999)e-2 |" in shown
+
+
+def test_output_that_cannot_be_written_leaves_nothing(study: Path) -> None:
+    results = study.parent / "runs" / "results"
+    (results / "tables.tex").mkdir(parents=True)
+    result = paper("tables", "--matrix", study)
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[-1] == f"[paper] {results / 'tables.tex'}: is a directory"
+    assert sorted(path.name for path in results.iterdir()) == ["tables.md", "tables.tex"]
+    result = paper("tables", "--matrix", study, "--output", study)
+    assert error_of(result, 3) == f"[paper] {study}: file exists"
+    pytest.importorskip("matplotlib")
+
+    def few_bytes() -> None:  # of a file: as a full disk, an error of write()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+    for command, name in (("figures", "overview.pdf"), ("report", "report.html")):
+        output = study.parent / command
+        words = [command, "--matrix", study, "--output", output]
+        environment = os.environ | {"MPLCONFIGDIR": str(study.parent)}
+        result = paper(*words, preexec_fn=few_bytes, env=environment)
+        assert result.returncode == 3
+        assert result.stderr.splitlines()[-1] == f"[paper] {output / name}: file too large"
+        assert list(output.iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "| true"])
+def test_closed_streams(study: Path, closed: str) -> None:
+    command = f"{sys.executable} {SCRIPT} status --matrix {study} {closed}; exit ${{PIPESTATUS[0]}}"
+    bash = shutil.which("bash")
+    assert bash
+    result = subprocess.run([bash, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_interrupted(study: Path) -> None:
+    """^C while it waits for the program."""
+    sleeper = study.parent / "sleeper"
+    sleeper.write_text("#!/bin/sh\necho > began\nexec sleep 60\n".replace("began", str(study.parent / "began")))
+    sleeper.chmod(0o755)
+    words = [sys.executable, str(SCRIPT), "plan", "--matrix", str(study), "--exe", str(sleeper)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + 60
+    while not (study.parent / "began").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "[paper] interrupted\n"
+    assert process.returncode == 130
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
@@ -381,6 +547,12 @@ def test_published_histories_are_drawn_over_ours(study: Path, tmp_path: Path) ->
     path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0] | {"validation/loss": 9.0}) + "\n")
     line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
     assert "tiny-adamw-seed0.jsonl:2: duplicated: another validation/loss at 10,000 tokens before" in line
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:30])
+    line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
+    assert "tiny-adamw-seed0.jsonl:2: not JSON" in line  # truncated
+    path.write_text(json.dumps(rows[0] | {"validation/loss": 10**400}) + "\n")
+    line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
+    assert re.search(r"seed0\.jsonl:1: validation/loss is 10{56}\.\.\., not a number$", line)
     path.rename(exported / "other.jsonl")
     line = error_of(paper("figures", "--matrix", study, "--published", exported), 3)
     assert "holds none of tiny-adamw-seed0.jsonl" in line
@@ -447,6 +619,7 @@ def test_report_in_a_browser(study: Path) -> None:
         ({"heads": ["tiny"]}, "heads: "),
         ({"seeds": [0, 0]}, "seeds: [0, 0], must be different whole numbers"),
         ({"seeds": ["0"]}, 'seeds: ["0"]'),
+        ({"seeds": [True]}, "seeds: [true]"),
         ({"ranks": 0}, "ranks: 0, must be a whole number from 1"),
         ({"device": None}, "device: missing"),
         ({"colour": 1}, "colour: unknown key; known are scales"),
