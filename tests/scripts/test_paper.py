@@ -364,7 +364,7 @@ def test_numbers_against_numpy(tmp_path: Path, make_run: MakeRun) -> None:
             make_run(tmp_path / "runs" / f"tiny-{head}-seed{seed}", head, seed, tuple(map(float, final)))
     assert paper("tables", "--matrix", matrix).returncode == 0
     with (tmp_path / "runs" / "results" / "tables.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["table"] != "prediction"]
     gaps = values[1, :, 0] - values[0, :, 0]
     ratios = values[0].mean(0) / values[1].mean(0)
     means = [*values.mean(1).ravel(), gaps.mean(), *ratios[1:]]
