@@ -1,5 +1,6 @@
 // Copies, conversions between dtypes, and filling.
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/kernel.cuh"
 

@@ -63,8 +63,6 @@ USUAL = {("trajectory_clipped", 3, "adamw", "cuda_fp32")}
 def test_golden_trajectory(trajectory: str, ranks: int, head: str, device: str, tmp_path: Path) -> None:
     if ranks not in RANKS or not (FULL or (trajectory, ranks, head, device) in USUAL):
         pytest.skip("runs with ROWNORM_FULL=1")
-    if device == "cuda_bf16" and trajectory != "trajectory_main":
-        pytest.skip("golden has no bfloat16 guide for it")
     test_trajectories.follow(tmp_path, trajectory, head, device, ranks, env=machine())
 
 
