@@ -8,6 +8,7 @@ import json
 from matplotlib.figure import Figure
 
 from .figures import svg_text
+from .matrix import ROOT
 from .results import History
 from .tables import Table, html_tables
 
@@ -21,6 +22,13 @@ td:first-child { white-space: nowrap; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; font-size: 12px; }
 .wide { overflow-x: auto; }
 """
+
+
+def config_text(history: History) -> str:
+    """The resolved config; where the run lies is said as seen from the repository, whoever has it where."""
+    output = history.run.folder
+    shown = str(output.relative_to(ROOT)) if output.is_relative_to(ROOT) else history.config.get("output")
+    return json.dumps(history.config | {"output": shown}, indent=2)
 
 
 def data_line(history: History) -> str:
@@ -70,7 +78,7 @@ def report_html(
     remarks = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     configs = "".join(
         f"<details><summary>{html.escape(history.run.name)}</summary>"
-        f"<pre>{html.escape(json.dumps(history.config, indent=2))}</pre></details>\n"
+        f"<pre>{html.escape(config_text(history))}</pre></details>\n"
         for history in histories
     )
     return f"""<!doctype html>

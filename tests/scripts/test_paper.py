@@ -579,6 +579,17 @@ def test_report_is_one_file_with_everything(study: Path, make_run: MakeRun) -> N
     assert not re.search(r'(src|href)="(?!data:)', document)
 
 
+def test_a_report_names_no_path_of_this_machine() -> None:
+    pytest.importorskip("matplotlib")
+    from paper.matrix import Run
+    from paper.report import config_text
+    from paper.results import History
+
+    run = Run(0, "tiny", "adamw", 0, ROOT / "tiny-adamw.json", ROOT / "runs" / "tiny-adamw-seed0")
+    text = config_text(History(run, [], {"seed": 3, "output": str(run.folder)}, {}))
+    assert json.loads(text) == {"seed": 3, "output": "runs/tiny-adamw-seed0"}
+
+
 @pytest.mark.skipif(not FULL, reason="slow: runs with ROWNORM_FULL=1")
 def test_report_in_a_browser(study: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
