@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(threads)
   GPU_SHARED(Head, outs, warps);
   GPU_SHARED(float, highests, warps);
   GPU_SHARED(float, sums, warps);
-  const Index n = blockIdx.x / s.H, first = blockIdx.x % s.H * s.head_dim;
+  const int block = static_cast<int>(blockIdx.x);
+  const Index n = block / s.H, first = block % s.H * s.head_dim;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   float q[columns], out[columns] = {}, highest = -FLT_MAX, sum = 0;
   GPU_UNROLL
