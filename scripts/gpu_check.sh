@@ -90,7 +90,7 @@ done
 # ---- the machine ----
 
 [ -z "$deps" ] || use_packed "$deps"
-mkdir -p "$output"
+mkdir -p "$output" 2>/dev/null || die "--output $output: cannot be made a folder"
 table=$output/table.txt
 : >"$table"
 failed=0

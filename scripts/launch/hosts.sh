@@ -17,6 +17,9 @@ hosts=$1
 shift
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 rownorm=${ROWNORM_EXE:-$here/build/cuda/rownorm}
+die() { echo "[hosts] $1" >&2; exit "$2"; }
+if [ ! -s "$hosts" ] || [ -d "$hosts" ]; then die "$hosts: no such file, or empty; wants a line a machine" 2; fi
+[ -x "$rownorm" ] || die "$rownorm: not there; build it, or set ROWNORM_EXE" 3
 # One rank a slot, all cores of its machine left to it. MPI carries little beside texts: any network will do for it. NCCL
 # finds InfiniBand itself; NCCL_DEBUG=INFO shows what it takes, NCCL_SOCKET_IFNAME the interface of its sockets.
 variables=()
