@@ -1,13 +1,16 @@
 #include "ops/open.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "base/error.h"
@@ -33,6 +36,25 @@ bool has(const std::string& device, const std::string& precision) {
          std::find(found->precisions.begin(), found->precisions.end(), precision) != found->precisions.end();
 }
 
+// Of a library that ends before what it has loaded (its PT_LOAD segments) dlopen would die: SIGBUS. Whatever else is
+// wrong with it dlopen says.
+void require_whole(const std::filesystem::path& module) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(module, error);
+  std::ifstream in(module, std::ios::binary);
+  Elf64_Ehdr head{};
+  if (error || !in.read(reinterpret_cast<char*>(&head), sizeof head) ||
+      std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_phentsize != sizeof(Elf64_Phdr))
+    return;
+  in.seekg(static_cast<std::streamoff>(head.e_phoff));
+  for (int i = 0; i < head.e_phnum; ++i) {
+    Elf64_Phdr part{};
+    const bool read = static_cast<bool>(in.read(reinterpret_cast<char*>(&part), sizeof part));
+    if (!read || (part.p_type == PT_LOAD && (part.p_offset > size || part.p_filesz > size - part.p_offset)))
+      fail(Exit::device, "[cuda] {}: is cut off at {} bytes; build or copy it again", module.string(), size);
+  }
+}
+
 // The module is found beside the executable.
 std::unique_ptr<Backend> open_cuda(const std::string& precision, int local_rank) {
   std::error_code error;
@@ -46,6 +68,7 @@ std::unique_ptr<Backend> open_cuda(const std::string& precision, int local_rank)
 std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision,
                                           int local_rank) {
   if (!std::filesystem::exists(module)) fail(Exit::device, "[cuda] {}: the module is not there", module.string());
+  require_whole(module);
   void* library = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Exit::device, "[cuda] the module cannot be loaded: {}", dlerror());
   const auto abi = reinterpret_cast<int (*)()>(dlsym(library, "rownorm_cuda_abi"));

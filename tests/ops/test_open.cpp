@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/expect_error.h"
+#include "base/temporary_folder.h"
 #include "ops/cuda_module.h"
 #include "ops/open.h"
 
@@ -75,6 +76,18 @@ TEST(Open, ModuleOfSomethingElse) {
 TEST(Open, ModuleWithoutADeviceSaysWhy) {
   expect_error(Exit::device, "[cuda] no device 3 for tf32",
                [] { open_cuda_module(ROWNORM_FAKE_CUDA_MODULE, "tf32", 3); });
+}
+
+TEST(Open, AModuleThatIsCutOffIsNamed) {
+  const std::filesystem::path whole = ROWNORM_FAKE_CUDA_MODULE;
+  const TemporaryFolder folder;
+  const std::filesystem::path part = folder / "librownorm_cuda.so";
+  for (const std::uintmax_t size : {std::filesystem::file_size(whole) / 3, std::uintmax_t{200}, std::uintmax_t{64}}) {
+    std::filesystem::copy_file(whole, part, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::resize_file(part, size);
+    expect_error(Exit::device, fmt::format("{}: is cut off at {} bytes", part.string(), size),
+                 [&] { open_cuda_module(part, "fp32", 0); });
+  }
 }
 
 }  // namespace
