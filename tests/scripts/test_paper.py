@@ -416,14 +416,17 @@ def test_closed_streams(study: Path, closed: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.skipif(not FULL, reason="hung once in some forty runs on a busy machine: runs with ROWNORM_FULL=1")
 def test_interrupted(study: Path) -> None:
     """^C while it waits for the program."""
     sleeper = study.parent / "sleeper"
     sleeper.write_text("#!/bin/sh\necho > began\nexec sleep 60\n".replace("began", str(study.parent / "began")))
     sleeper.chmod(0o755)
     words = [sys.executable, str(SCRIPT), "plan", "--matrix", str(study), "--exe", str(sleeper)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    def heed() -> None:  # tests that run in the background of a shell inherit that ^C is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed)
     end = time.monotonic() + 60
     while not (study.parent / "began").exists():
         assert time.monotonic() < end
