@@ -20,7 +20,8 @@ __global__ void embedding_kernel(T* y, const std::int32_t* tokens, const T* w, I
 }
 
 // Block b adds to the rows i of dw with i % blocks == b, so that each row is summed by one block, and each element by
-// one thread, in order of n. `threads` tokens at a time are looked at; those of this block are listed, in order.
+// one thread, in order of n. `threads` tokens at a time are looked at; those of this block are listed, in order. (A
+// round needs no third barrier: of_warp has been read before its second, the list before the first of the next round.)
 template <class T, int W>
 __global__ void embedding_backward_kernel(float* dw, const std::int32_t* tokens, const T* dy, Index N, Index d) {
   GPU_SHARED(Index, listed, threads);
@@ -62,7 +63,6 @@ __global__ void embedding_backward_kernel(float* dw, const std::int32_t* tokens,
       }
       if (at >= 0) store(dw + at, sum);
     }
-    __syncthreads();  // before the list is written again
   }
 }
 

@@ -86,12 +86,16 @@ extern "C" void on_bus_error(int, siginfo_t* info, void*) {
     const std::uintptr_t from = ::strtoull(line, &end, 16), to = ::strtoull(end + 1, nullptr, 16);
     if (from <= address && address < to) path = ::strchr(line, '/');
   }
+  const char* suffix = path ? ::strstr(::strrchr(path, '/'), ".so") : nullptr;  // of a library; else a file of tokens
+  const bool library = suffix && (suffix[3] == '\0' || suffix[3] == '.');
   static char message[PATH_MAX + 128];
-  const int size = ::snprintf(message, sizeof message,
-                              "[file] %s: became shorter while in use, or cannot be read; restore it and resume\n",
-                              path ? path : "a mapped file");
+  const int size =
+      ::snprintf(message, sizeof message,
+                 library ? "[library] %s: is cut off, or cannot be read; install it again\n"
+                         : "[file] %s: became shorter while in use, or cannot be read; restore it and resume\n",
+                 path ? path : "a mapped file");
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message, static_cast<std::size_t>(size));
-  ::_exit(static_cast<int>(Exit::data));
+  ::_exit(static_cast<int>(library ? Exit::device : Exit::data));
 }
 
 }  // namespace

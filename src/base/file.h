@@ -30,7 +30,7 @@ class MappedFile {
 };
 
 // From now on, touching a page of a mapped file that another program has cut off ends the process with exit 3 and one
-// line that names the file, where it would have died of SIGBUS.
+// line that names the file, where it would have died of SIGBUS; of a library, exit 5.
 void report_shortened_mappings();
 
 // Buffered writer of one new file; Error (exit 3) with the path and the system's reason on any failure (disk full,

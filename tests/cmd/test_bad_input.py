@@ -628,7 +628,7 @@ def test_dry_run_plans_cuda_whole(world: World) -> None:
 
 def test_dry_run_refuses_heads_that_cuda_does_not_have(world: World) -> None:
     world.set(device="cuda", model__width=256, model__head_dim=256)
-    expect_error(world.train("--dry-run"), USAGE, "head_dim 256", "at most 128")
+    expect_error(world.train("--dry-run"), USAGE, "[model.head_dim] 256", "at most 128")
 
 
 def test_newton_schulz_precision_where_auto_becomes_the_cpu(world: World) -> None:

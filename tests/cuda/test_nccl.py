@@ -194,6 +194,22 @@ def test_without_the_library(data: Path, tmp_path: Path) -> None:
     subprocess.run([tmp_path / "rownorm", "train", path], check=True, capture_output=True, timeout=120, env=env)
 
 
+@standin_only
+def test_a_library_that_is_cut_off(data: Path, tmp_path: Path) -> None:
+    """Loading it would end in a bus error."""
+    for file in EXE.parent.iterdir():
+        if file.name in ("rownorm", "librownorm_cuda.so") or file.name.startswith("libnccl"):
+            shutil.copy(file, tmp_path / file.name)
+    library = tmp_path / "libnccl.so.2"
+    os.truncate(library, library.stat().st_size // 2)
+    path = write_config(tmp_path / "config.json", config_for(data, tmp_path / "run", schedule__updates=1))
+    words = [word.replace(str(EXE), str(tmp_path / "rownorm")) for word in command("train", path, ranks=2)]
+    env = environment(machine() | {"LD_LIBRARY_PATH": str(tmp_path)})
+    done = subprocess.run(words, capture_output=True, timeout=120, env=env, check=False)
+    lines = min(2, done.stderr.count(b"is cut off"))  # a rank that meets it says so and ends
+    expect_error(Result(done.returncode, "", done.stderr.decode()), 5, "libnccl.so.2: is cut off", lines=lines)
+
+
 # ---- faults ----
 
 
