@@ -87,8 +87,14 @@ def parse_object(path: Path, text: str, line: int = 1) -> Record:
     return value
 
 
+def read_text(path: Path) -> str:
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+        raise ScriptError(f"{path}: is not a regular file")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
 def read_object(path: Path) -> Record:
-    return parse_object(path, path.read_text(encoding="utf-8", errors="replace"))
+    return parse_object(path, read_text(path))
 
 
 def shown(value: object) -> str:
@@ -113,7 +119,7 @@ def member(path: Path, document: Record, keys: str, kind: type | UnionType, what
 
 def read_lines(path: Path, growing: bool = True) -> list[Record]:
     """One object a line; a last line that a running or killed trainer has not finished is left out of what grows."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_text(path).split("\n")
     last = lines.pop()
     records = [parse_object(path, text, number) for number, text in enumerate(lines, 1)]
     if not last:

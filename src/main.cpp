@@ -31,6 +31,9 @@ CLI::Validator integer(std::uint64_t low, std::uint64_t high) {
           "INTEGER"};
 }
 
+// A shell's variable that is not set must not choose what holds without the option.
+const CLI::Validator not_empty([](const std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, "");
+
 int run(int argc, char** argv) {
   CLI::App app{"Trains GPTs to study the update geometry of the language-model head."};
   app.set_version_flag("--version", version_line());
@@ -51,7 +54,7 @@ int run(int argc, char** argv) {
   EvalOptions eval;
   sub = app.add_subcommand("eval", "loss and perplexity of a checkpoint on shards");
   sub->add_option("checkpoint", eval.checkpoint, "a checkpoint's or a run's directory")->required();
-  sub->add_option("--data", eval.data, "shards (pattern); default: the run's validation data");
+  sub->add_option("--data", eval.data, "shards (pattern); default: the run's validation data")->check(not_empty);
   sub->add_option("--tokens", eval.tokens, "how many, from the start; 0: all (default: as in training; all of --data)")
       ->check(integer(0, most));
   sub->add_option("--micro-batch", eval.micro_batch, "sequences at a time")->check(integer(1, most));
@@ -97,7 +100,9 @@ int run(int argc, char** argv) {
   InspectOptions inspect;
   sub = app.add_subcommand("inspect", "what a shard, safetensors file, checkpoint or run holds, as JSON");
   sub->add_option("path", inspect.path, "file, glob of shards, or directory")->required();
-  sub->add_option("--diameter", inspect.diameter, "exact row diameter of this tensor")->type_name("NAME");
+  sub->add_option("--diameter", inspect.diameter, "exact row diameter of this tensor")
+      ->type_name("NAME")
+      ->check(not_empty);
   sub->callback([&] { exit_code = as_one_process("inspect", [&] { return inspect_command(inspect); }); });
 
   BenchOptions bench;
@@ -108,7 +113,7 @@ int run(int argc, char** argv) {
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false);
   sub->add_option("--updates", bench.updates, "how many to measure (default 20)")->check(integer(1, 10000));
-  sub->add_option("--device", bench.device, "auto, cpu, cuda, reference (default: the config's)");
+  sub->add_option("--device", bench.device, "auto, cpu, cuda, reference (default: the config's)")->check(not_empty);
   sub->add_flag("--json", bench.json, "JSON instead of tables");
   sub->callback([&] { exit_code = as_one_process("bench", [&] { return bench_command(bench); }); });
 

@@ -18,7 +18,7 @@ DType compute_dtype_of(const std::string& precision) {
 
 Index workspace_bytes(DType compute, const WorkspaceSizes& sizes) {
   if (sizes.heads > 0 && sizes.width / sizes.heads > max_head_dim)
-    fail(Exit::usage, "[model.head_dim] {}: on device cuda at most {}", sizes.width / sizes.heads, max_head_dim);
+    fail(Exit::usage, "[model] head_dim {}: on device cuda at most {}", sizes.width / sizes.heads, max_head_dim);
   Index most = 0;  // of the operations, which use it in turn
   const auto add = [&](const auto& build) {
     Arena arena;

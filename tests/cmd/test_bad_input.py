@@ -628,7 +628,7 @@ def test_dry_run_plans_cuda_whole(world: World) -> None:
 
 def test_dry_run_refuses_heads_that_cuda_does_not_have(world: World) -> None:
     world.set(device="cuda", model__width=256, model__head_dim=256)
-    expect_error(world.train("--dry-run"), USAGE, "[model.head_dim] 256", "at most 128")
+    expect_error(world.train("--dry-run"), USAGE, "[model] head_dim 256", "at most 128")
 
 
 def test_newton_schulz_precision_where_auto_becomes_the_cpu(world: World) -> None:
@@ -636,6 +636,11 @@ def test_newton_schulz_precision_where_auto_becomes_the_cpu(world: World) -> Non
     expected = "optimizer.hidden.newton_schulz_precision: bf16", "device cpu", '"auto"'
     expect_error(world.train(), USAGE, *expected)
     expect_error(run("bench", world.folder / "config.json"), USAGE, *expected)
+
+
+def test_bench_on_no_device(world: World) -> None:
+    path = write_config(world.folder / "config.json", world.config)
+    expect_error(run("bench", path, "--device", ""), USAGE, "--device", "is empty")
 
 
 def test_dry_run_checks_the_config(world: World) -> None:
@@ -945,6 +950,7 @@ def test_eval_of_bad_data(whole_run: dict[str, Any], tmp_path: Path) -> None:
     refused(DATA, "--data", "bad.bin")("bad.bin: token 17", "61")
     (tmp_path / "cut.bin").write_bytes(GOOD[:-1])
     refused(DATA, "--data", "cut.bin")("cut.bin: header says 576")
+    refused(USAGE, "--data", "")("--data", "is empty")
 
 
 def test_inspect_of_bad_paths(whole_run: dict[str, Any], tmp_path: Path) -> None:
@@ -963,6 +969,7 @@ def test_inspect_of_bad_paths(whole_run: dict[str, Any], tmp_path: Path) -> None
     refused(DATA, model, "--diameter", "nothing.weight")("model.safetensors", "nothing.weight")
     refused(USAGE, good / "metrics.jsonl", "--diameter", "x")("--diameter", "not a safetensors file")
     refused(DATA, good, "--diameter", "nothing")("no tensor", "nothing")
+    refused(USAGE, good, "--diameter", "")("--diameter", "is empty")
 
     (tmp_path / "cut.bin").write_bytes(GOOD[:-2])
     refused(DATA, "cut.bin")("cut.bin: header says 576 tokens, the file holds 575")

@@ -273,7 +273,7 @@ TEST_P(Kernels, HeadsThatAreTooWideAreRefused) {
     be->workspace_bytes({.width = 256, .heads = 1});
     FAIL() << "a head_dim of 256 was accepted";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[model.head_dim] 256: on device cuda at most 128");
+    EXPECT_STREQ(error.what(), "[model] head_dim 256: on device cuda at most 128");
   }
 }
 

@@ -96,7 +96,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         launched = sorted({test for site in chosen for test in tests[site[0]]})
         outcomes = pool.map(lambda test: outcome(options.folder, test, options.mode), launched)
-        for test, how in zip(launched, outcomes):
+        for test, how in zip(launched, outcomes, strict=True):
             if how:
                 faults.append(f"{test[0]} {test[1]}: fails in mode {options.mode} with nothing dropped ({how})")
         if not faults:

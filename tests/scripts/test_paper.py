@@ -313,6 +313,14 @@ def test_a_run_that_is_not_what_the_matrix_says_is_named(study: Path, make_run: 
     assert "tiny-adamw-seed1: other data than tiny-adamw-seed0" in error_of(paper("tables", "--matrix", study), 3)
 
 
+def test_a_pipe_is_not_waited_for(study: Path) -> None:
+    metrics = run_of(study, "adamw-seed1") / "metrics.jsonl"
+    metrics.unlink()
+    os.mkfifo(metrics)
+    for command in ("tables", "status"):
+        assert error_of(paper(command, "--matrix", study), 3) == f"[paper] {metrics}: is not a regular file"
+
+
 def test_what_is_no_folder_is_named(study: Path) -> None:
     seed1 = run_of(study, "adamw-seed1")
     (seed1 / "run.json").unlink()
