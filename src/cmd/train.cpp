@@ -445,30 +445,17 @@ void open_outputs(Run& run, const std::optional<Checkpoint>& checkpoint) {
   run.provenance.emplace(*run.directory, c, *run.be, *run.comm, run.dataset, done + 1);
 }
 
-// The same on all ranks.
-Config read_config(const TrainOptions& options, Comm& comm) {
-  Config config;
-  together(comm, [&] {
-    config = load_config(options.config, options.overrides, comm.size());
-    check_device_and_precision(config.device, config.precision);
-  });
-  if (const std::string d = first_difference(
-          comm, {{"config", to_json(config)}, {"--resume", options.resume}, {"program", version_line()}});
-      !d.empty())
-    throw AgreedError(Exit::usage, fmt::format("[ranks] not started alike: {}", d));
-  return config;
-}
-
-int show_plan(const TrainOptions& options, Comm& comm) {
-  const Config config = read_config(options, comm);
-  on_first_rank(comm, [&] { print_plan(config, comm.size()); });
-  return static_cast<int>(Exit::ok);
-}
-
 int train(const TrainOptions& options, Comm& comm) {
   Run run(comm);
-  run.config = read_config(options, comm);
+  together(comm, [&] {
+    run.config = load_config(options.config, options.overrides, comm.size());
+    check_device_and_precision(run.config.device, run.config.precision);
+  });
   const Config& c = run.config;
+  if (const std::string d =
+          first_difference(comm, {{"config", to_json(c)}, {"--resume", options.resume}, {"program", version_line()}});
+      !d.empty())
+    throw AgreedError(Exit::usage, fmt::format("[ranks] not started alike: {}", d));
 
   const std::optional<Checkpoint> checkpoint = find_what_to_continue(run, options.resume);
   const std::int64_t done = checkpoint ? checkpoint->state.at("update").get<std::int64_t>() : 0;
@@ -541,7 +528,15 @@ int train(const TrainOptions& options, Comm& comm) {
 }  // namespace
 
 int train_command(const TrainOptions& options) {
-  if (options.dry_run) return on_every_rank("train --dry-run", [&](Comm& comm) { return show_plan(options, comm); });
+  if (options.dry_run) {
+    const Launcher launcher = find_launcher().value_or(Launcher{});
+    const int ranks = std::max(1, launcher.size);
+    if (launcher.rank > 0) log_nothing();  // rank 0 does the same
+    const Config config = load_config(options.config, options.overrides, ranks);
+    check_device_and_precision(config.device, config.precision);
+    if (launcher.rank == 0) print_plan(config, ranks);
+    return static_cast<int>(Exit::ok);
+  }
   return on_every_rank("train", [&](Comm& comm) { return train(options, comm); });
 }
 

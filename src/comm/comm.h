@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,15 @@ std::unique_ptr<Comm> make_mpi();
 // AgreedError (exit 5): no NCCL, two ranks on one device, or NCCL's own.
 std::unique_ptr<Comm> make_nccl(Comm& ranks, Backend& cuda, double timeout_seconds,
                                 const std::function<void(const std::string&)>& report);
+
+// What a launcher's environment variables say of this process, without MPI.
+struct Launcher {
+  std::string name;   // "Open MPI's mpirun"
+  std::string found;  // "OMPI_COMM_WORLD_SIZE=4"
+  int rank = 0;
+  int size = 0;  // 0: not said
+};
+std::optional<Launcher> find_launcher();
 
 // One process unless a launcher started more. Error (exit 5) where the launcher says that there are several and MPI
 // sees one: each would train the whole model into the same directory.

@@ -2,21 +2,12 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
-#include <optional>
-#include <string>
 #include <string_view>
 
 #include "comm/comm.h"
 
 namespace rownorm {
 namespace {
-
-// What a launcher's environment variables say, without MPI.
-struct Launcher {
-  std::string name;   // "Open MPI's mpirun"
-  std::string found;  // "OMPI_COMM_WORLD_SIZE=4"
-  int size = 0;       // 0: not said
-};
 
 std::optional<int> number_in(const char* variable) {
   const char* value = variable ? std::getenv(variable) : nullptr;
@@ -27,6 +18,8 @@ std::optional<int> number_in(const char* variable) {
   if (error != std::errc() || end != text.data() + text.size() || number < 0) return std::nullopt;
   return number;
 }
+
+}  // namespace
 
 std::optional<Launcher> find_launcher() {
   struct Variables {
@@ -43,13 +36,11 @@ std::optional<Launcher> find_launcher() {
   for (const Variables& v : known) {
     const auto rank = number_in(v.rank), size = number_in(v.size);
     if (!rank || (v.size && !size)) continue;
-    return Launcher{v.name, v.size ? fmt::format("{}={}", v.size, *size) : fmt::format("{}={}", v.rank, *rank),
+    return Launcher{v.name, v.size ? fmt::format("{}={}", v.size, *size) : fmt::format("{}={}", v.rank, *rank), *rank,
                     size.value_or(0)};
   }
   return std::nullopt;
 }
-
-}  // namespace
 
 std::unique_ptr<Comm> open_comm() {
   const auto launcher = find_launcher();

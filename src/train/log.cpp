@@ -14,7 +14,7 @@
 namespace rownorm {
 namespace {
 
-bool progress_on_screen = false, errors_only = false;
+bool progress_on_screen = false, errors_only = false, silent = false;
 
 void clear_progress() {
   if (progress_on_screen) std::fputs("\r\x1b[K", stderr);
@@ -39,6 +39,11 @@ void start_log() {
 void log_errors_only() {
   errors_only = true;
   spdlog::set_level(spdlog::level::err);
+}
+
+void log_nothing() {
+  log_errors_only();
+  silent = true;
 }
 
 void log_to_file(const std::filesystem::path& path) {
@@ -77,7 +82,7 @@ void log_error(std::string message) {
     spdlog::default_logger()->flush();
   } catch (const spdlog::spdlog_ex&) {  // the disk is full, which may be what the message says
   }
-  std::fprintf(stderr, "%s\n", message.c_str());
+  if (!silent) std::fprintf(stderr, "%s\n", message.c_str());
 }
 
 std::string describe(const ProgressState& s) {

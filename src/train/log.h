@@ -9,6 +9,7 @@ namespace rownorm {
 
 void start_log();                                     // stderr only
 void log_errors_only();                               // of the ranks the first one speaks
+void log_nothing();                                   // errors neither
 void log_to_file(const std::filesystem::path& path);  // and appended to this file; Error (exit 3) if it cannot be
 void log_line(const std::string& message);
 void log_warning(const std::string& message);
