@@ -40,7 +40,7 @@ build_and_test() {  # preset
 .venv/bin/ruff format --check .
 build_and_test release
 if [ "$full" = 1 ]; then
-  scripts/lint.sh
+  scripts/lint.sh --full
   build_and_test asan
   cmake --preset tsan >/dev/null
   cmake --build --preset tsan
