@@ -36,13 +36,6 @@ Values exact_normals(Index n, unsigned seed, double deviation, DType dtype) {
   return values;
 }
 
-std::vector<std::int32_t> some_ids(Index n, Index below, unsigned seed) {
-  std::mt19937 engine(seed);
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
-  for (auto& id : ids) id = static_cast<std::int32_t>(engine() % static_cast<std::uint32_t>(below));
-  return ids;
-}
-
 // How far a result may be from the reference's, relative L2. Each rounding adds at most half a unit of the last place,
 // independent ones as the square root of their number; x2 for the spread of small samples.
 struct Bound {
@@ -139,7 +132,7 @@ TEST_P(Kernels, Embedding) {
   for (const auto& [N, V, d] : {std::array<Index, 3>{1, 3, 1}, {65, 7, 33}, {600, 40, 64}, {300, 1100, 8}})
     compare(sizes_text({N, V, d}), {},
             [&, N = N, V = V, d = d](Bench& be) {
-              const Tensor tokens = be.ids(some_ids(N, V, 1)), y = output(be, be.compute(), {N, d});
+              const Tensor tokens = be.ids(random_ids(N, V, 1)), y = output(be, be.compute(), {N, d});
               const Tensor dw = master(be, {V, d}, 2);
               be->embedding(y, tokens, compute(be, {V, d}, 3));
               be->embedding_backward(dw, tokens, compute(be, {N, d}, 4));
@@ -297,7 +290,7 @@ TEST_P(Products, HeadLoss) {
       compare(sizes_text({N, V, d}), {.tokens = N, .width = d, .vocab = V},
               [&, N = N, V = V, d = d](Bench& be) {
                 const Tensor h = compute(be, {N, d}, 1), w = compute(be, {V, d}, 2), loss = be.scalar(0.5);
-                const Tensor targets = be.ids(some_ids(N, V, 3));
+                const Tensor targets = be.ids(random_ids(N, V, 3));
                 const Tensor dh = backward ? output(be, be.compute(), {N, d}) : compute(be, {N, d}, 4);
                 const Tensor dw = master(be, {V, d}, 5, 0.1);
                 if (backward)

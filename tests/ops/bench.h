@@ -90,6 +90,13 @@ inline Values normals(std::int64_t n, unsigned seed, double deviation = 1) {
   return out;
 }
 
+inline std::vector<std::int32_t> random_ids(std::int64_t n, std::int64_t below, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
+  for (auto& id : ids) id = static_cast<std::int32_t>(engine() % static_cast<std::uint32_t>(below));
+  return ids;
+}
+
 // Tests written once for every backend.
 class EveryBackend : public ::testing::TestWithParam<std::string> {};
 

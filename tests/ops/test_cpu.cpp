@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "golden.h"
+#include "ops/bench.h"
 #include "ops/cpu/kernels.h"
 #include "ops/open.h"
 
@@ -26,7 +27,6 @@ namespace rownorm {
 namespace {
 
 using Index = std::int64_t;
-using Values = std::vector<double>;
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
 constexpr double u = 0x1p-24;  // half an ulp of f32
@@ -35,19 +35,11 @@ constexpr double u = 0x1p-24;  // half an ulp of f32
 // roundings add up to sqrt(n) u, each at most u and half of that on average; x2 for the spread of small samples.
 double bound(Index n) { return 2 * u * std::sqrt(static_cast<double>(n)); }
 
-Values normals(Index n, unsigned seed, double deviation = 1) {
-  std::mt19937_64 engine(seed);
-  std::normal_distribution<double> normal(0, deviation);
-  Values values(static_cast<std::size_t>(n));
-  for (double& v : values) v = static_cast<float>(normal(engine));
+// What f32 holds exactly.
+Values f32_normals(Index n, unsigned seed, double deviation = 1) {
+  Values values = normals(n, seed, deviation);
+  for (double& v : values) v = static_cast<float>(v);
   return values;
-}
-
-std::vector<std::int32_t> random_ids(Index n, Index below, unsigned seed) {
-  std::mt19937 engine(seed);
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
-  for (auto& id : ids) id = static_cast<std::int32_t>(engine() % static_cast<std::uint32_t>(below));
-  return ids;
 }
 
 // A backend and the tensors of one test. Every tensor lies between guards, all bytes of which are 0xff: a NaN, which an
@@ -216,9 +208,9 @@ TEST(Cpu, Embedding) {
     compare(
         [&, N = N, V = V, d = d](World& w) {
           const Tensor tokens = w.ids(random_ids(N, V, 1)), y = w.output({N, d});
-          const Tensor dw = w.input({V, d}, normals(V * d, 2));
-          w.be->embedding(y, tokens, w.input({V, d}, normals(V * d, 3)));
-          w.be->embedding_backward(dw, tokens, w.input({N, d}, normals(N * d, 4)));
+          const Tensor dw = w.input({V, d}, f32_normals(V * d, 2));
+          w.be->embedding(y, tokens, w.input({V, d}, f32_normals(V * d, 3)));
+          w.be->embedding_backward(dw, tokens, w.input({N, d}, f32_normals(N * d, 4)));
           w.result(y);
           w.result(dw);
         },
@@ -229,9 +221,9 @@ TEST(Cpu, RmsNorm) {
   for (auto [N, d] : {std::array<Index, 2>{1, 1}, {5, 3}, {33, 130}, {2, 1024}})
     compare(
         [N = N, d = d](World& w) {
-          const Tensor y = w.output({N, d}), rstd = w.output({N}), dx = w.input({N, d}, normals(N * d, 1));
-          w.be->rmsnorm(y, rstd, w.input({N, d}, normals(N * d, 2, 3)), 1e-6);
-          w.be->rmsnorm_backward(dx, w.input({N, d}, normals(N * d, 3)), y, rstd);
+          const Tensor y = w.output({N, d}), rstd = w.output({N}), dx = w.input({N, d}, f32_normals(N * d, 1));
+          w.be->rmsnorm(y, rstd, w.input({N, d}, f32_normals(N * d, 2, 3)), 1e-6);
+          w.be->rmsnorm_backward(dx, w.input({N, d}, f32_normals(N * d, 3)), y, rstd);
           w.result(y);
           w.result(rstd);
           w.result(dx);
@@ -249,10 +241,10 @@ TEST(Cpu, Linear) {
                          {300, 515, 129}})
     compare(
         [N = N, m = m, k = k](World& w) {
-          const Tensor x = w.input({N, k}, normals(N * k, 1)), weight = w.input({m, k}, normals(m * k, 2));
-          const Tensor dy = w.input({N, m}, normals(N * m, 3));
-          const Tensor y = w.output({N, m}), added = w.input({N, m}, normals(N * m, 4));
-          const Tensor dx = w.output({N, k}), dw = w.input({m, k}, normals(m * k, 5));
+          const Tensor x = w.input({N, k}, f32_normals(N * k, 1)), weight = w.input({m, k}, f32_normals(m * k, 2));
+          const Tensor dy = w.input({N, m}, f32_normals(N * m, 3));
+          const Tensor y = w.output({N, m}), added = w.input({N, m}, f32_normals(N * m, 4));
+          const Tensor dx = w.output({N, k}), dw = w.input({m, k}, f32_normals(m * k, 5));
           w.be->linear(y, x, weight);
           w.be->linear(added, x, weight, true);
           w.be->linear_input_grad(dx, dy, weight);
@@ -289,8 +281,8 @@ TEST(Cpu, QkNormRope) {
         [&](World& w) {
           const Tensor rstd = w.output({s.N(), 2 * s.H}),
                        rope = w.input({s.T, s.head_dim}, rope_table(s.T, s.head_dim));
-          const Tensor qkv = w.input({s.N(), 3 * s.d()}, normals(s.N() * 3 * s.d(), 1, 2));
-          const Tensor dqkv = w.input({s.N(), 3 * s.d()}, normals(s.N() * 3 * s.d(), 2));
+          const Tensor qkv = w.input({s.N(), 3 * s.d()}, f32_normals(s.N() * 3 * s.d(), 1, 2));
+          const Tensor dqkv = w.input({s.N(), 3 * s.d()}, f32_normals(s.N() * 3 * s.d(), 2));
           w.be->qk_norm_rope(qkv, rstd, rope, 1e-6);
           w.be->qk_norm_rope_backward(dqkv, qkv, rstd, rope);
           for (const Tensor& t : {qkv, rstd, dqkv}) w.result(t);
@@ -302,10 +294,10 @@ TEST(Cpu, Attention) {
   for (const auto& s : attention_sizes)
     compare(
         [&](World& w) {
-          const Tensor qkv = w.input({s.N(), 3 * s.d()}, normals(s.N() * 3 * s.d(), 1));
+          const Tensor qkv = w.input({s.N(), 3 * s.d()}, f32_normals(s.N() * 3 * s.d(), 1));
           const Tensor att = w.output({s.N(), s.d()}), lse = w.output({s.N(), s.H}), dqkv = w.output(qkv.shape);
           w.be->attention(att, lse, qkv, s.T);
-          w.be->attention_backward(dqkv, w.input({s.N(), s.d()}, normals(s.N() * s.d(), 2)), att, lse, qkv, s.T);
+          w.be->attention_backward(dqkv, w.input({s.N(), s.d()}, f32_normals(s.N() * s.d(), 2)), att, lse, qkv, s.T);
           for (const Tensor& t : {att, lse, dqkv}) w.result(t);
         },
         // scores of head_dim products, whose rounding exp multiplies by their size, about 2; then sums over T
@@ -328,7 +320,7 @@ TEST(Cpu, CachedAttention) {
             if (begin == end) continue;
             const Tensor att = w.output({end - begin, d});
             const Tensor qkv =
-                w.input({end - begin, 3 * d}, normals((end - begin) * 3 * d, static_cast<unsigned>(begin)));
+                w.input({end - begin, 3 * d}, f32_normals((end - begin) * 3 * d, static_cast<unsigned>(begin)));
             w.be->cached_attention(att, keys, values, qkv, begin, s.head_dim);
             w.result(att);
           }
@@ -343,7 +335,7 @@ TEST(Cpu, AttentionSurvivesLargeScores) {
   const AttentionSize s{1, 70, 1, 8};
   compare(
       [&](World& w) {
-        const Tensor qkv = w.input({s.N(), 3 * s.d()}, normals(s.N() * 3 * s.d(), 1, 30));
+        const Tensor qkv = w.input({s.N(), 3 * s.d()}, f32_normals(s.N() * 3 * s.d(), 1, 30));
         const Tensor att = w.output({s.N(), s.d()}), lse = w.output({s.N(), s.H});
         w.be->attention(att, lse, qkv, s.T);
         w.result(att);
@@ -358,10 +350,10 @@ TEST(Cpu, SwiGlu) {
     for (double deviation : {1.0, 40.0})  // 40: exponentials overflow and underflow
       compare(
           [&, N = N, F = F](World& w) {
-            const Tensor gate_up = w.input({N, 2 * F}, normals(N * 2 * F, 1, deviation));
+            const Tensor gate_up = w.input({N, 2 * F}, f32_normals(N * 2 * F, 1, deviation));
             const Tensor y = w.output({N, F}), dgate_up = w.output({N, 2 * F});
             w.be->swiglu(y, gate_up);
-            w.be->swiglu_backward(dgate_up, w.input({N, F}, normals(N * F, 2)), gate_up);
+            w.be->swiglu_backward(dgate_up, w.input({N, F}, f32_normals(N * F, 2)), gate_up);
             w.result(y);
             w.result(dgate_up);
           },
@@ -373,9 +365,10 @@ TEST(Cpu, HeadLoss) {
        {std::array<Index, 3>{1, 1, 1}, {1, 17, 5}, {33, 1001, 24}, {600, 70, 33}})  // chunks are of 256
     compare(
         [&, N = N, V = V, d = d](World& w) {
-          const Tensor h = w.input({N, d}, normals(N * d, 1)), weight = w.input({V, d}, normals(V * d, 2, 0.5));
+          const Tensor h = w.input({N, d}, f32_normals(N * d, 1)), weight = w.input({V, d}, f32_normals(V * d, 2, 0.5));
           const Tensor targets = w.ids(random_ids(N, V, 3)), dh = w.output({N, d});
-          const Tensor dw = w.input({V, d}, normals(V * d, 4, 1e-3)), loss = w.doubles({3}), forward = w.doubles({-1});
+          const Tensor dw = w.input({V, d}, f32_normals(V * d, 4, 1e-3)), loss = w.doubles({3}),
+                       forward = w.doubles({-1});
           w.be->head_loss(loss, dh, dw, h, weight, targets, 1.0 / static_cast<double>(N));
           w.be->head_loss(forward, h, weight, targets, 0.25);
           for (const Tensor& t : {loss, forward, dh, dw}) w.result(t);
@@ -388,7 +381,7 @@ TEST(Cpu, HeadLossOfLargeLogits) {
   compare(
       [&](World& w) {
         const Tensor loss = w.doubles({0});
-        w.be->head_loss(loss, w.input({N, d}, normals(N * d, 1, 50)), w.input({V, d}, normals(V * d, 2, 50)),
+        w.be->head_loss(loss, w.input({N, d}, f32_normals(N * d, 1, 50)), w.input({V, d}, f32_normals(V * d, 2, 50)),
                         w.ids(random_ids(N, V, 3)), 1);
         w.result(loss);
       },
@@ -399,7 +392,7 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
   const Index N = 70, V = 30, d = 24, H = 2;
   for (const float bad : {nan, infinity, -infinity}) {
     const auto spoilt = [&](Index n, unsigned seed) {
-      Values values = normals(n, seed);
+      Values values = f32_normals(n, seed);
       values[static_cast<std::size_t>(n / 3)] = static_cast<double>(bad);
       return values;
     };
@@ -407,9 +400,9 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
         .tokens = N, .context = 35, .width = d, .heads = H, .vocab = V, .panel = N, .newton_schulz = {{1, V, N}}};
     compare_non_finite(
         [&](World& w) {
-          const Tensor y = w.output({N, d}), rstd = w.output({N}), dx = w.input({N, d}, normals(N * d, 1));
+          const Tensor y = w.output({N, d}), rstd = w.output({N}), dx = w.input({N, d}, f32_normals(N * d, 1));
           w.be->rmsnorm(y, rstd, w.input({N, d}, spoilt(N * d, 2)), 1e-6);
-          w.be->rmsnorm_backward(dx, w.input({N, d}, normals(N * d, 3)), y, rstd);
+          w.be->rmsnorm_backward(dx, w.input({N, d}, f32_normals(N * d, 3)), y, rstd);
           w.result(y);
           w.result(dx);
         },
@@ -420,7 +413,7 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
           const Tensor att = w.output({N, d}), lse = w.output({N, H}), dqkv = w.output(qkv.shape);
           w.be->qk_norm_rope(qkv, rstd, w.input({35, d / H}, rope_table(35, d / H)), 1e-6);
           w.be->attention(att, lse, qkv, 35);
-          w.be->attention_backward(dqkv, w.input({N, d}, normals(N * d, 2)), att, lse, qkv, 35);
+          w.be->attention_backward(dqkv, w.input({N, d}, f32_normals(N * d, 2)), att, lse, qkv, 35);
           for (const Tensor& t : {att, lse, dqkv}) w.result(t);
         },
         sizes);
@@ -436,27 +429,28 @@ TEST(Cpu, NotANumberAndInfinityPropagate) {
           const Tensor gate_up = w.input({N, 2 * d}, spoilt(N * 2 * d, 1)), y = w.output({N, d});
           const Tensor dgate_up = w.output({N, 2 * d});
           w.be->swiglu(y, gate_up);
-          w.be->swiglu_backward(dgate_up, w.input({N, d}, normals(N * d, 2)), gate_up);
+          w.be->swiglu_backward(dgate_up, w.input({N, d}, f32_normals(N * d, 2)), gate_up);
           w.result(y);
           w.result(dgate_up);
         },
         sizes);
     compare_non_finite(
         [&](World& w) {
-          const Tensor loss = w.doubles({0}), dh = w.output({N, d}), dw = w.input({V, d}, normals(V * d, 1));
-          w.be->head_loss(loss, dh, dw, w.input({N, d}, spoilt(N * d, 2)), w.input({V, d}, normals(V * d, 3)),
+          const Tensor loss = w.doubles({0}), dh = w.output({N, d}), dw = w.input({V, d}, f32_normals(V * d, 1));
+          w.be->head_loss(loss, dh, dw, w.input({N, d}, spoilt(N * d, 2)), w.input({V, d}, f32_normals(V * d, 3)),
                           w.ids(random_ids(N, V, 4)), 1);
           for (const Tensor& t : {loss, dh, dw}) w.result(t);
         },
         sizes);
     compare_non_finite(
         [&](World& w) {
-          const Tensor x = w.input({V, N}, spoilt(V * N, 1)), sum = w.doubles({0}), columns = w.doubles(normals(N, 2));
-          const Tensor low = w.output({N}), high = w.output({N}), norms = w.doubles(normals(V, 3));
+          const Tensor x = w.input({V, N}, spoilt(V * N, 1)), sum = w.doubles({0}),
+                       columns = w.doubles(f32_normals(N, 2));
+          const Tensor low = w.output({N}), high = w.output({N}), norms = w.doubles(f32_normals(V, 3));
           w.be->squared_norm(sum, x);
           w.be->column_sum(columns, x);
           w.be->row_norms(norms, x);
-          w.be->row_range(low, high, w.input({N, N}, normals(N * N, 4)), x);
+          w.be->row_range(low, high, w.input({N, N}, f32_normals(N * N, 4)), x);
           w.be->newton_schulz(std::vector<Tensor>{x}, 2, 1e-5);
           for (const Tensor& t : {sum, columns, norms, low, high, x}) w.result(t);
         },
@@ -482,13 +476,13 @@ TEST(Cpu, NormAndElementwiseUpdates) {
           const Index n = V * d;
           const Shape shape{V, d};
           const UpdateControl control = w.control(0.7);
-          const Tensor grad = w.input(shape, normals(n, 1, 1e-2)), lr = w.doubles({4e-3}), sum = w.doubles({0.5});
-          const Tensor weight = w.input(shape, normals(n, 2)), buffer = w.input(shape, normals(n, 3, 1e-2));
-          const Tensor out = w.output(shape), step = w.output(shape), m = w.input(shape, normals(n, 4, 1e-2));
-          Values squares = normals(n, 5, 1e-2);
+          const Tensor grad = w.input(shape, f32_normals(n, 1, 1e-2)), lr = w.doubles({4e-3}), sum = w.doubles({0.5});
+          const Tensor weight = w.input(shape, f32_normals(n, 2)), buffer = w.input(shape, f32_normals(n, 3, 1e-2));
+          const Tensor out = w.output(shape), step = w.output(shape), m = w.input(shape, f32_normals(n, 4, 1e-2));
+          Values squares = f32_normals(n, 5, 1e-2);
           for (double& v : squares) v = static_cast<float>(v * v);
-          const Tensor v = w.input(shape, squares), rows = w.input(shape, normals(n, 6));
-          const Tensor sums = w.doubles(normals(d, 7)), norms = w.doubles(normals(V, 8));
+          const Tensor v = w.input(shape, squares), rows = w.input(shape, f32_normals(n, 6));
+          const Tensor sums = w.doubles(f32_normals(d, 7)), norms = w.doubles(f32_normals(V, 8));
           w.be->squared_norm(sum, grad);
           w.be->momentum(out, buffer, grad, control, {0.95, 0.05, 1.25, 0.5});
           w.be->adamw(step, m, v, grad, lr, control, {0.9, 0.999, 1e-10}, 12);
@@ -511,7 +505,7 @@ TEST(Cpu, NewtonSchulz) {
         [count = count, m = m, n = n](World& w) {
           std::vector<Tensor> matrices;
           for (Index i = 0; i < count; ++i)
-            matrices.push_back(w.input({m, n}, normals(m * n, static_cast<unsigned>(i), 0.1)));
+            matrices.push_back(w.input({m, n}, f32_normals(m * n, static_cast<unsigned>(i), 0.1)));
           w.be->newton_schulz(matrices, 5, 1e-5);
           for (const Tensor& t : matrices) w.result(t);
         },
@@ -528,7 +522,8 @@ TEST(Cpu, RowRange) {
     compare(
         [P = P, V = V, d = d](World& w) {
           const Tensor low = w.output({P}), high = w.output({P});
-          w.be->row_range(low, high, w.input({P, d}, normals(P * d, 1)), w.input({V, d}, normals(V * d, 2, 1e-3)));
+          w.be->row_range(low, high, w.input({P, d}, f32_normals(P * d, 1)),
+                          w.input({V, d}, f32_normals(V * d, 2, 1e-3)));
           w.result(low);
           w.result(high);
         },
@@ -682,7 +677,7 @@ TEST(Cpu, DiameterAmongDistancesThatF32CannotTellApart) {
 
 TEST(Cpu, DiameterWithANonFiniteElement) {
   for (const float bad : {nan, infinity, -infinity}) {
-    Values values = normals(300 * 5, 1);
+    Values values = f32_normals(300 * 5, 1);
     values[270 * 5 + 3] = values[290 * 5] = static_cast<double>(bad);
     const Calls calls = [&](World& w) {
       const Tensor distance = w.doubles({-1}), pair = w.ids({-1, -1});
