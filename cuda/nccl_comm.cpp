@@ -170,7 +170,7 @@ class NcclComm final : public Comm {
     if (well) {
       park_if_failed();
       cudaStreamSynchronize(stream_);
-      park_if_failed();
+      look();
     }
     stop(well);
   }
@@ -181,7 +181,10 @@ class NcclComm final : public Comm {
   int local_rank() const override { return ranks_.local_rank(); }
   int local_size() const override { return ranks_.local_size(); }
 
-  void begin_update(std::int64_t update) override { update_ = update; }
+  void begin_update(std::int64_t update) override {
+    look();
+    update_ = update;
+  }
 
   void all_reduce(Tensor t, Reduction how) override {
     if (t.size() == 0) return;
@@ -282,7 +285,7 @@ class NcclComm final : public Comm {
   void drain() {
     park_if_failed();
     cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    park_if_failed();
+    look();
   }
 
   // ---- under mutex_ ----
@@ -325,7 +328,14 @@ class NcclComm final : public Comm {
                        timeout_);
   }
 
-  // ---- the watchdog ----
+  void find_wrong() {
+    retire();
+    const std::string wrong = problem();
+    if (wrong.empty()) return;
+    wrong_ = fmt::format("[nccl] {}: {} (on rank {} of {})",
+                         flights_.empty() ? "between collectives" : describe(flights_.front()), wrong, ranks_.rank(),
+                         ranks_.size());
+  }
 
   static std::string describe(const Flight& f) {
     return fmt::format("{}{}, {}{}", f.kind, f.what.empty() ? "" : " of " + f.what,
@@ -333,20 +343,17 @@ class NcclComm final : public Comm {
                        f.update > 0 ? fmt::format("{}", f.update) : "");
   }
 
+  // ---- the watchdog ----
+
   void watch() {
     cudaSetDevice(device_);
     const auto period = std::chrono::duration<double>(std::clamp(timeout_ / 20, 0.01, 1.0));
     std::unique_lock<std::mutex> lock(mutex_);
-    std::string wrong;
-    while (wrong.empty()) {
-      if (wake_.wait_for(lock, period, [this] { return stopping_; })) return;
-      retire();
-      wrong = problem();
+    while (wrong_.empty()) {
+      if (wake_.wait_for(lock, period, [this] { return stopping_ || !wrong_.empty(); }) && stopping_) return;
+      if (wrong_.empty()) find_wrong();
     }
-    failed_ = true;
-    const std::string line = fmt::format("[nccl] {}: {} (on rank {} of {})",
-                                         flights_.empty() ? "between collectives" : describe(flights_.front()), wrong,
-                                         ranks_.rank(), ranks_.size());
+    const std::string line = wrong_;
     lock.unlock();
     report_(line);
     std::this_thread::sleep_for(std::chrono::seconds(2));  // the other ranks say where they are
@@ -359,9 +366,20 @@ class NcclComm final : public Comm {
   // What an aborted collective left is nobody's result: the thread that computes goes no further.
   void park_if_failed() {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!failed_) return;
+    if (wrong_.empty()) return;
     lock.unlock();
     for (;;) pause();
+  }
+
+  // Where the host is between two updates or waits anyway, it does not rely on the watchdog's having come by: a run
+  // shorter than its period would end well with a communicator that failed.
+  void look() {
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      if (wrong_.empty()) find_wrong();
+    }
+    wake_.notify_all();
+    park_if_failed();
   }
 
   void stop(bool well) {
@@ -390,7 +408,8 @@ class NcclComm final : public Comm {
   Ticket last_ = done_already;
   std::vector<std::array<cudaEvent_t, 2>> free_;
   std::vector<cudaEvent_t> events_;  // all
-  bool failed_ = false, stopping_ = false;
+  std::string wrong_;  // the line that says why the communicator is given up; "" while it is well
+  bool stopping_ = false;
   std::condition_variable wake_;
   std::thread watchdog_;
 };
