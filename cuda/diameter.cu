@@ -216,9 +216,10 @@ __global__ void screen_kernel(Pair* found, const float* products, Index stride, 
     const Index q = begin + threadIdx.x % 32;
     const bool candidate =
         q < end && !(products[p * stride + q] - static_cast<float>(half_square[first + q]) > highest);
-    for (unsigned left = __ballot_sync(0xffffffffu, candidate); left != 0; left &= left - 1)
+    const unsigned candidates = __ballot_sync(0xffffffffu, candidate);
+    for (unsigned left = candidates; left != 0; left &= left - 1)
       best.take(s.compare(first + p, first + begin + __ffs(static_cast<int>(left)) - 1));
-    highest = limit();
+    if (candidates != 0) highest = limit();
   }
   best = block_best(best);
   if (threadIdx.x == 0) found[p] = best;

@@ -408,7 +408,7 @@ class NcclComm final : public Comm {
   Ticket last_ = done_already;
   std::vector<std::array<cudaEvent_t, 2>> free_;
   std::vector<cudaEvent_t> events_;  // all
-  std::string wrong_;  // the line that says why the communicator is given up; "" while it is well
+  std::string wrong_;                // the line that says why the communicator is given up; "" while it is well
   bool stopping_ = false;
   std::condition_variable wake_;
   std::thread watchdog_;

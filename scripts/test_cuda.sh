@@ -9,9 +9,9 @@ usage: scripts/test_cuda.sh [--full] [--arch LIST]
   Builds the CUDA module with nvcc, where warnings and spilled registers are errors, for the architectures of LIST
   (default 90-real), and compares what each kernel takes of the GPU with cuda/ptxas.txt. Then runs the tests of the module
   on the CPU (docs/gpu.md): in forward order and in a mode that changes everything else, with every kernel launched by
-  some test, the commands and golden trajectories, and what handles memory under the address sanitizer.
-  --full  for all four architectures, in every mode, under both sanitizers (in three modes), and without each barrier in
-          turn: hours.
+  some test, and the commands and golden trajectories.
+  --full  for all four architectures, in every mode, with the slow tests, a rehearsal of gpu_check.sh, under address,
+          undefined-behaviour and thread sanitizers (in three modes), and without each barrier in turn: an hour or two.
 EOT
 }
 
@@ -32,7 +32,12 @@ export CUDACXX=$nvcc
 # The tests run beside each other, and so small that threads only cost.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-if ((full)); then scripts/setup.sh --cuda --lint; else scripts/setup.sh --cuda; fi
+if ((full)); then
+  export ROWNORM_FULL=1
+  scripts/setup.sh --cuda --lint
+else
+  scripts/setup.sh --cuda
+fi
 say() { printf '[test_cuda] %s (%d s)\n' "$*" "$SECONDS"; }
 
 cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="$arch" >/dev/null
@@ -83,6 +88,8 @@ sanitized() {  # preset, targets
   say "preset $preset: passed"
 }
 if ((full)); then
+  scripts/gpu_check.sh --rehearse --output build/rehearsal
+  say "gpu_check.sh rehearsed"
   for preset in cuda-asan cuda-tsan; do
     sanitized "$preset" cuda_tests
     in_modes "$preset" 'reversed,low' "$mixed"
