@@ -8,8 +8,8 @@ usage() {
   cat <<'EOT'
 usage: scripts/gpu_check.sh [--deps FILE] [--output DIR] [--ranks N] [--rehearse]
        scripts/gpu_check.sh --pack FILE
-  Builds for the GPU of this machine and checks it, in about six minutes; the figures end as a short table. Exit code 0:
-  every check passed, else 1. Needs the CUDA toolkit; clocks and settings of the card are left alone.
+  Builds for the GPU of this machine and checks it, in about six minutes and ten at most; the figures end as a short
+  table. Exit code 0: every check passed, else 1. Needs the CUDA toolkit; clocks and settings of the card are left alone.
   --deps FILE   where apt's packages are not at hand: the libraries that --pack put together, unpacked under build/
   --output DIR  logs and the table (default build/gpu_check)
   --ranks N     on N GPUs of this machine, under mpirun: NCCL's exchange, golden's trajectories and the same training on
@@ -70,6 +70,44 @@ use_packed() {  # file
   command -v pkg-config >/dev/null || PATH="$prefix/usr/bin:$PATH"
 }
 
+# ---- cuBLAS and NCCL where the toolkit has none: those of Python's wheels (nvidia-cublas, nvidia-nccl) ----
+
+wheels() {  # prints the paths of libcublasLt, cublasLt.h, libnccl and nccl.h, empty where there is none
+  local python
+  for python in .venv/bin/python python3; do
+    command -v "$python" >/dev/null || continue
+    "$python" - <<'EOT' && return 0
+import importlib.util, pathlib
+spec = importlib.util.find_spec("nvidia")
+roots = [pathlib.Path(p) for p in (spec.submodule_search_locations if spec else [])]
+def first(pattern):
+    return next((str(p) for root in roots for p in sorted(root.rglob(pattern))), "")
+files = [first(name) for name in ("libcublasLt.so.*", "cublasLt.h", "libnccl.so.2", "nccl.h")]
+if not any(files):
+    raise SystemExit(1)  # the next Python may have them
+print("\n".join(files))
+EOT
+  done
+}
+
+find_libraries() {
+  local root found lt lt_header nccl nccl_header
+  root=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+  mapfile -t found < <(wheels)
+  lt=${found[0]-} lt_header=${found[1]-} nccl=${found[2]-} nccl_header=${found[3]-}
+  if [ -z "$(find -L "$root" -maxdepth 4 -name 'libcublasLt.so*' -print -quit 2>/dev/null)" ]; then
+    if [ -z "$lt" ] || [ -z "$lt_header" ]; then die "cuBLASLt: not in $root and not in Python's nvidia packages"; fi
+    options+=("-DCUDA_cublasLt_LIBRARY=$lt")
+    export CPATH=${lt_header%/*}${CPATH:+:$CPATH} LD_LIBRARY_PATH=${lt%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    note "cuBLASLt" "of Python's packages: $(basename "$lt")"
+  fi
+  if [ -z "$(find -L "$root" -maxdepth 4 -name nccl.h -print -quit 2>/dev/null)" ] && [ -n "$nccl_header" ] && [ -n "$nccl" ]; then
+    options+=("-DNCCL_INCLUDE_DIR=${nccl_header%/*}")
+    export LD_LIBRARY_PATH="${nccl%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    note "NCCL" "of Python's packages"
+  fi
+}
+
 deps="" output=build/gpu_check rehearse=0 ranks=1
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -95,14 +133,24 @@ table=$output/table.txt
 : >"$table"
 failed=0
 started=$SECONDS
+# One GPU's checks end within the ten minutes for which a card may be had, whatever hangs: what comes last is cut.
+deadline=570
+{ [ "$rehearse" = 0 ] && [ "$ranks" = 1 ]; } || deadline=100000
+options=()
 export OMP_WAIT_POLICY=passive
 
 note() { printf '%-34s %s\n' "$1" "$2" | tee -a "$table"; }
 
 # Runs one check within its time; its output goes to a log of its own.
 check() {  # name seconds command...
-  local name=$1 limit=$2 begin=$SECONDS rc=0
+  local name=$1 limit=$2 begin=$SECONDS rc=0 left=$((deadline - (SECONDS - started)))
   shift 2
+  ((limit <= left)) || limit=$left
+  if ((limit < 1)); then
+    note "$name" "FAILED: no time left"
+    failed=1
+    return 0
+  fi
   timeout --kill-after=5 "$limit" "$@" >"$output/$name.log" 2>&1 || rc=$?
   case $rc in
     0) note "$name" "passed, $((SECONDS - begin)) s" ;;
@@ -127,6 +175,7 @@ else
   build=build/gpu
   programs=$build
   note "card" "$(nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader | head -n 1)"
+  find_libraries
   note "compiler" "$(nvcc --version | sed -n 's/.*release/nvcc/p'), sm_$architecture"
 fi
 [ "$ranks" = 1 ] || command -v mpirun >/dev/null || die "--ranks: mpirun not found; run scripts/setup.sh" 5
@@ -140,13 +189,14 @@ configure_and_build() {
     cmake --build --preset cuda --target standin_rownorm cuda_tests
   else
     cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DROWNORM_CUDA=ON -DROWNORM_TESTS=ON \
-      -DCMAKE_CUDA_ARCHITECTURES="$architecture-real"
+      -DROWNORM_WERROR=OFF -DCMAKE_CUDA_ARCHITECTURES="$architecture-real" "$@"
     cmake --build "$build" --target rownorm rownorm_cuda cuda_tests
   fi
 }
 export -f configure_and_build
 export rehearse build architecture="${architecture-}"
-check build 240 bash -euo pipefail -c configure_and_build
+# shellcheck disable=SC2016  # the inner shell expands it
+check build 300 bash -euo pipefail -c 'configure_and_build "$@"' build "${options[@]}"
 [ "$failed" = 0 ] || die "the build failed: $output/build.log" 1
 
 # ---- the end ----
@@ -182,27 +232,6 @@ for program in "$programs"/test_cuda_*; do
   check "$(basename "$program")" 60 "$program" --gtest_brief=1
 done
 
-sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
-if [ "$rehearse" = 1 ]; then
-  note "compute-sanitizer" "left out of a rehearsal"
-elif [ -x "$sanitizer" ]; then
-  check memcheck 60 "$sanitizer" --tool memcheck --leak-check full --error-exitcode 9 "$programs/test_cuda_ops"
-  check racecheck 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$programs/test_cuda_ops"
-else
-  note "compute-sanitizer" "FAILED: not found"
-  failed=1
-fi
-
-python=.venv/bin/python
-[ -x "$python" ] || python=python3
-if "$python" -c 'import numpy, pytest' 2>/dev/null; then
-  ROWNORM_TEST_DEVICES="cuda_fp32 cuda_bf16" ROWNORM_EXE=$PWD/$programs/rownorm \
-    check trajectories 200 "$python" -m pytest -q -s tests/cmd/test_trajectories.py
-else
-  note "trajectories" "FAILED: $python has no numpy or no pytest"
-  failed=1
-fi
-
 # ---- speed: where the time of an update goes, and how far every operation is from the card's bounds ----
 
 if [ "$rehearse" = 1 ]; then
@@ -211,13 +240,45 @@ if [ "$rehearse" = 1 ]; then
 else
   for size in 190m 380m 640m; do
     case $size in 190m) micro=32 ;; 380m) micro=16 ;; *) micro=8 ;; esac
-    check "bench-$size" 40 "$programs/rownorm" bench "configs/paper/$size-rownorm.json" --device cuda --updates 2 \
+    check "bench-$size" 40 "$programs/rownorm" bench "configs/paper/$size-rownorm.json" --device cuda --updates 6 \
       --set batch.micro_batch=$micro --set "batch.sequences=$((4 * micro))"
   done
 fi
 for log in "$output"/bench-*.log; do
-  [ -f "$log" ] && grep -E 'tokens/s|peak of products|memory bandwidth' "$log" |
+  [ -f "$log" ] && grep -E '^(peak of products|memory bandwidth|update|[0-9]+ tokens/s|Newton-Schulz|attention|head_loss|newton_schulz|row_diameter)' "$log" |
     sed "s/^/$(basename "$log" .log): /" | tee -a "$table"
 done
+
+# ---- whole runs: golden's trajectories, and a checkpoint that changes its device ----
+
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+if "$python" -c 'import numpy, pytest' 2>/dev/null; then
+  export ROWNORM_TEST_DEVICES="cuda_fp32 cuda_bf16" ROWNORM_EXE=$PWD/$programs/rownorm
+  if [ "$rehearse" = 1 ]; then unset ROWNORM_FULL; else export ROWNORM_FULL=1; fi  # slow where a GPU is stood in for
+  check trajectories 200 "$python" -m pytest -q -s tests/cmd/test_trajectories.py
+  check checkpoints 200 "$python" -m pytest -q tests/cuda/test_checkpoints.py
+else
+  note "trajectories" "FAILED: $python has no numpy or no pytest"
+  failed=1
+fi
+
+# ---- compute-sanitizer, last: it is the slowest. bf16 is what every instance of a tensor-core kernel is for ----
+
+sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+if [ "$rehearse" = 1 ]; then
+  note "compute-sanitizer" "left out of a rehearsal"
+elif [ -x "$sanitizer" ]; then
+  for tool in memcheck racecheck; do
+    what=(--tool "$tool" --error-exitcode 9)
+    [ "$tool" = racecheck ] || what+=(--leak-check full)
+    check "$tool-kernels" 90 "$sanitizer" "${what[@]}" "$programs/test_cuda_kernels" --gtest_brief=1 --gtest_filter='*cuda_bf16*'
+    check "$tool-recompute" 60 "$sanitizer" "${what[@]}" "$programs/test_cuda_recompute" --gtest_brief=1
+    check "$tool-ops" 60 "$sanitizer" "${what[@]}" "$programs/test_cuda_ops" --gtest_brief=1
+  done
+else
+  note "compute-sanitizer" "FAILED: not found"
+  failed=1
+fi
 
 finish

@@ -17,8 +17,10 @@ say() { printf '\n== %s\n' "$*"; }
 
 # With NVIDIA's compiler and a GPU that works: the CUDA backend too, which the configs' device "auto" then takes.
 preset=release options=()
-if command -v nvcc >/dev/null && capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then
+nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if command -v "$nvcc" >/dev/null && capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then
   preset=cuda
+  export CUDACXX=$nvcc
   options=(-DROWNORM_CUDA_STANDIN=OFF -DCMAKE_CUDA_ARCHITECTURES="$(head -n 1 <<<"${capability//./}")-real")
 fi
 

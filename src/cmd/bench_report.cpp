@@ -75,6 +75,7 @@ ordered_json report(const Measured& measured) {
   const auto peak = quartiles(rounds, [](const Round& r) { return r.peak; });
   const auto stream = quartiles(rounds, [](const Round& r) { return r.stream; });
   const bool bounds = peak[1] > 0;
+  const double mfu_peak = c.peak_tflops ? *c.peak_tflops * 1e12 : peak[1];  // that of the config goes before
   const std::vector<Round> kept = middle_half(rounds);
   const auto mean = [&](const auto& value) {
     double sum = 0;
@@ -117,8 +118,9 @@ ordered_json report(const Measured& measured) {
       {"model_flops", model_flops},
       {"newton_schulz_flops", newton_schulz_flops},
       {"model_flops_per_second", model_flops / update},
-      {"mfu", value_or_null(bounds, model_flops / update / peak[1])},
-      {"mfu_with_newton_schulz", value_or_null(bounds, (model_flops + newton_schulz_flops) / update / peak[1])}};
+      {"mfu_peak", value_or_null(mfu_peak > 0, mfu_peak)},
+      {"mfu", value_or_null(mfu_peak > 0, model_flops / update / mfu_peak)},
+      {"mfu_with_newton_schulz", value_or_null(mfu_peak > 0, (model_flops + newton_schulz_flops) / update / mfu_peak)}};
 
   // An evaluation is config.evaluation.tokens, of which one micro-batch was measured.
   const double evaluations = measured.validation_tokens > 0 ? static_cast<double>(c.evaluation.tokens) /
@@ -201,9 +203,9 @@ void print_text(const ordered_json& j) {
   spread("peak of products", j["peak"], 1e-9, "GFLOP/s");
   spread("memory bandwidth", j["bandwidth"], 1e-9, "GB/s");
   spread("update", u, 1e3, "ms");
-  fmt::print("\n{:.0f} tokens/s; model {:.4g} GFLOP an update, {} GFLOP/s: {} of peak (MFU)\n",
+  fmt::print("\n{:.0f} tokens/s; model {:.4g} GFLOP an update, {} GFLOP/s: {} of the peak of {} GFLOP/s (MFU)\n",
              u["tokens_per_second"].get<double>(), u["model_flops"].get<double>() / 1e9,
-             giga(u["model_flops_per_second"]), percent(u["mfu"]));
+             giga(u["model_flops_per_second"]), percent(u["mfu"]), giga(u["mfu_peak"]));
   fmt::print("Newton-Schulz {:.4g} GFLOP more an update: {} of peak with it\n\n",
              u["newton_schulz_flops"].get<double>() / 1e9, percent(u["mfu_with_newton_schulz"]));
 

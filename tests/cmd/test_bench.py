@@ -196,6 +196,7 @@ def test_parts_add_up_to_wholes(folder: Path) -> None:
         assert phase["seconds_per_update"] == pytest.approx(phase["seconds"] / phase["every"], rel=1e-9)
 
     peak, bandwidth = report["peak"]["flops_per_second"], report["bandwidth"]["bytes_per_second"]
+    assert update["mfu_peak"] == peak
     assert update["mfu"] == pytest.approx(update["model_flops"] / update["seconds"] / peak)
     whole = update["model_flops"] + update["newton_schulz_flops"]
     assert update["mfu_with_newton_schulz"] == pytest.approx(whole / update["seconds"] / peak)
@@ -230,6 +231,18 @@ def test_training_records_the_mfu_of_a_known_peak(data: Path, tmp_path: Path) ->
             assert record["performance/mfu"] == pytest.approx(rate * flops / 1.5e12 / default_ranks)
 
 
+def test_a_peak_of_the_config_is_that_of_mfu(folder: Path) -> None:
+    """It goes before the measured one, and serves where none is measured; other bounds stay the measured ones."""
+    for device in ("cpu", "reference"):
+        report = bench(folder, "--device", device, "--set", "peak_tflops=1.5")
+        update = report["update"]
+        assert update["mfu_peak"] == 1.5e12
+        assert update["mfu"] == pytest.approx(update["model_flops"] / update["seconds"] / 1.5e12)
+        whole = update["model_flops"] + update["newton_schulz_flops"]
+        assert update["mfu_with_newton_schulz"] == pytest.approx(whole / update["seconds"] / 1.5e12)
+        assert (report["peak"] is None) == (device == "reference")
+
+
 def test_text_and_json_agree(folder: Path) -> None:
     """In all that does not depend on time; a row of the text for each of the JSON."""
     report = bench(folder)
@@ -259,7 +272,7 @@ def test_text_and_json_agree(folder: Path) -> None:
 def test_the_reference_has_no_bounds(folder: Path) -> None:
     report = bench(folder, "--device", "reference")
     assert report["peak"] is None and report["bandwidth"] is None
-    assert report["update"]["mfu"] is None and report["update"]["mfu_with_newton_schulz"] is None
+    assert all(report["update"][key] is None for key in ("mfu_peak", "mfu", "mfu_with_newton_schulz"))
     assert all(o["bound"] is None and o["of_bound"] is None for o in report["operations"])
     assert all(p["of_peak_alone"] is None for p in report["products"])
     text = expect_ok(run("bench", "config.json", "--updates", 1, "--set", "device=reference", cwd=folder)).out
