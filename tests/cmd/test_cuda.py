@@ -59,7 +59,7 @@ def logged(result: Result) -> dict[str, str]:
     EXE.parent.name != "standin" or not (EXE.parents[1] / "librownorm_cuda.so").exists(),
     reason="no real module beside the stand-in's folder",
 )
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
 def test_the_real_module_without_a_gpu(data: Path, tmp_path: Path) -> None:
     """It loads, with all that it is linked to, and says why it can do nothing; auto takes the CPU then."""
     for file in (EXE, EXE.parents[1] / "librownorm_cuda.so"):
