@@ -244,9 +244,11 @@ else
       --set batch.micro_batch=$micro --set "batch.sequences=$((4 * micro))"
   done
 fi
+rows='^(peak of products|memory bandwidth|update|[0-9]+ tokens/s|Newton-Schulz|attention|head_loss|newton_schulz|row_diameter)'
 for log in "$output"/bench-*.log; do
-  [ -f "$log" ] && grep -E '^(peak of products|memory bandwidth|update|[0-9]+ tokens/s|Newton-Schulz|attention|head_loss|newton_schulz|row_diameter)' "$log" |
-    sed "s/^/$(basename "$log" .log): /" | tee -a "$table"
+  if [ -f "$log" ]; then
+    { grep -E "$rows" "$log" || echo "no figures"; } | sed "s/^/$(basename "$log" .log): /" | tee -a "$table"
+  fi
 done
 
 # ---- whole runs: golden's trajectories, and a checkpoint that changes its device ----
