@@ -53,6 +53,7 @@ class CudaBackend final : public Backend {
   double probe_products(Tensor scratch) override;
   double probe_stream(Tensor scratch) override;
   std::int64_t logits_chunk() const override { return LogitsScratch::rows; }
+  std::int64_t logits_columns(std::int64_t vocab) const override { return padded(vocab); }
   bool has(NewtonSchulzPrecision) const override { return true; }
 
   // For the exchange with other ranks (nccl_comm.h).

@@ -36,7 +36,7 @@ __device__ inline LogSum block_log_sum(float highest, float sum) {
 }
 
 // A block a row of z(rows, stride): losses = log sum_i exp(z_i) - z_target, and, where r is not null,
-// r = scale (softmax(z) - onehot(target)), which may lie over z. Columns from V on are not looked at.
+// r = scale (softmax(z) - onehot(target)), which may lie over z. Columns from V on have no part in either: 0 in r.
 template <class T>
 __global__ void cross_entropy_kernel(T* r, double* losses, const float* z, const std::int32_t* targets, Index V,
                                      Index stride, double scale) {
@@ -67,14 +67,12 @@ __global__ void cross_entropy_kernel(T* r, double* losses, const float* z, const
   const auto gradient = [&](float value, Index i) {
     return expf(value - all.highest) * factor - (i == target ? one : 0.0f);
   };
-  for (Index i = static_cast<Index>(threadIdx.x) * W; i < whole; i += threads * W) {
+  for (Index i = static_cast<Index>(threadIdx.x) * W; i < stride; i += threads * W) {
     float v[W];
     load(v, row + i);
-    for (int j = 0; j < W; ++j) v[j] = gradient(v[j], i + j);
+    for (int j = 0; j < W; ++j) v[j] = i + j < V ? gradient(v[j], i + j) : 0.0f;
     store(r + n * stride + i, v);
   }
-  if (whole + threadIdx.x < V)
-    r[n * stride + whole + threadIdx.x] = from_float<T>(gradient(row[whole + threadIdx.x], whole + threadIdx.x));
 }
 
 // One block: loss += scale * the sum of the losses
@@ -118,18 +116,25 @@ __global__ void range_kernel(float* lowest, float* highest, const float* z, Inde
 }  // namespace
 
 // z = h w^T; ce_n = log sum_i exp(z_ni) - z_n,target; r = scale (softmax(z_n) - onehot(target)); dh = r w, dw += r^T h.
+// A V of any size would leave products of r, whose rows are V long, with 2-byte accesses: they, and w, are padded with
+// zeros. dw is not: its last rows are products of their own.
 void CudaBackend::do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tensor w, Tensor targets, double scale) {
   const Index N = h.dim(0), V = w.dim(0), d = w.dim(1);
   const bool backward = dh.data != nullptr;
   Arena arena = scratch();
   const LogitsScratch memory(arena, compute_, N, V, d);
   const Index stride = memory.logits.dim(1);
+  if (stride != V) {
+    do_copy(memory.weights.rows(0, V), w);
+    do_fill(memory.weights.rows(V, stride), 0);
+    w = memory.weights;
+  }
 
   for (Index begin = 0; begin < N; begin += LogitsScratch::rows) {
     const Index end = std::min(begin + LogitsScratch::rows, N), rows = end - begin;
     const Operand hidden{h.rows(begin, end).data, compute_, d};
-    products_->multiply(rows, V, d, 1, hidden, {w.data, compute_, d, true}, 0, {memory.logits.data, DType::f32, stride},
-                        multiply_);
+    products_->multiply(rows, stride, d, 1, hidden, {w.data, compute_, d, true}, 0,
+                        {memory.logits.data, DType::f32, stride}, multiply_);
     const auto softmax = [&]<class T>(T*) {
       check(gpu_launch(cross_entropy_kernel<T>, ceil_div(rows, 1), threads, 0, stream_,
                        backward ? pointer<T>(memory.gradients) : nullptr, pointer<double>(memory.losses),
@@ -142,10 +147,15 @@ void CudaBackend::do_head_loss(Tensor loss, Tensor dh, Tensor dw, Tensor h, Tens
           "head_loss");
 
     if (!backward) continue;
-    products_->multiply(rows, d, V, 1, {memory.gradients.data, compute_, stride}, {w.data, compute_, d}, 0,
+    products_->multiply(rows, d, stride, 1, {memory.gradients.data, compute_, stride}, {w.data, compute_, d}, 0,
                         {dh.rows(begin, end).data, compute_, d}, multiply_);
-    products_->multiply(V, d, rows, 1, {memory.gradients.data, compute_, stride, true}, hidden, 1,
-                        {dw.data, DType::f32, d}, multiply_);
+    const auto weight_gradient = [&](Index first, Index last) {
+      void* columns = static_cast<char*>(memory.gradients.data) + first * size_of(compute_);
+      products_->multiply(last - first, d, rows, 1, {columns, compute_, stride, true}, hidden, 1,
+                          {dw.rows(first, last).data, DType::f32, d}, multiply_);
+    };
+    weight_gradient(0, V / 8 * 8);
+    weight_gradient(V / 8 * 8, V);
   }
 }
 

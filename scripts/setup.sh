@@ -84,11 +84,12 @@ install_python() {
   printf '%s\n' "$checksum" >"$stamp"
 }
 
+preset=release
 for argument in "$@"; do
   case $argument in
     -h | --help) usage; exit 0 ;;
     --lint) packages+=("${lint_packages[@]}") ;;
-    --cuda) packages+=("${cuda_packages[@]}") ;;
+    --cuda) packages+=("${cuda_packages[@]}") preset=cuda ;;
     *) fail "$argument: unknown argument; --lint, --cuda and --help are known" 2 ;;
   esac
 done
@@ -97,4 +98,4 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 install_packages
 select_openblas
 install_python
-say "ready: cmake --preset release && cmake --build --preset release; Python scripts: .venv/bin/python"
+say "ready: cmake --preset $preset && cmake --build --preset $preset; Python scripts: .venv/bin/python"

@@ -68,7 +68,7 @@ class Recorder final : public Observer {
 // ---- the matrix products of an update ----
 
 // The products that the update's operations consist of. (Attention's are not listed: they are causal tiles.)
-std::map<Product, Use> products_of(const std::vector<Call>& calls, Index logits_chunk) {
+std::map<Product, Use> products_of(const std::vector<Call>& calls, const Backend& be) {
   std::map<Product, Use> products;
   for (const auto& [phase, work, from, to] : calls) {
     if (!in_update(phase) || work.sizes.rank() == 0) continue;
@@ -80,11 +80,11 @@ std::map<Product, Use> products_of(const std::vector<Call>& calls, Index logits_
       use.count += count;
     };
     if (operation == "head_loss") {
-      for (Index begin = 0; begin < size[0]; begin += logits_chunk) {
-        const Index rows = std::min(logits_chunk, size[0] - begin);
-        add("linear", rows, size[1], size[2]);
-        add("linear_input_grad", rows, size[1], size[2]);
-        add("linear_weight_grad", rows, size[1], size[2]);
+      const Index chunk = be.logits_chunk(), columns = be.logits_columns(size[1]);
+      for (Index begin = 0; begin < size[0]; begin += chunk) {
+        const Index rows = std::min(chunk, size[0] - begin);
+        for (const char* product : {"linear", "linear_input_grad", "linear_weight_grad"})
+          add(product, rows, columns, size[2]);
       }
     } else if (operation == "newton_schulz") {  // A = x x^T; b A + c A A; (b A + c A A) x: or of the transpose
       const Index m = size[1], n = size[2], side = std::min(m, n), count = size[0] * size[3];
@@ -258,7 +258,7 @@ int bench_command(const BenchOptions& options) {
   if (b.validation_set) m.validation_tokens = b.validation_set->sequences() * config.model.context;
   m.calls = run_update_and_measurements(b, unmeasured);
   check_numbers(b);
-  m.products = products_of(m.calls, b.be->logits_chunk());
+  m.products = products_of(m.calls, *b.be);
   std::optional<ProductOperands> operands;
   b.product_memory = allocate_tensors(
       *b.be, [&](Arena& arena) { operands.emplace(arena, m.products, b.be->compute_dtype(), b.be->master_dtype()); });

@@ -4,6 +4,7 @@
 #include "data/shards.h"
 #include "ops/cuda_plan.h"
 #include "ops/open.h"
+#include "train/batch_reader.h"
 #include "train/config.h"
 #include "train/training.h"
 
@@ -41,7 +42,8 @@ void print_plan(const Config& config, int ranks) {
                                  static_cast<double>(config.last_update() * config.tokens_per_update())));
   for (const auto& [purpose, bytes] : plan.by_purpose()) line(("memory: " + purpose).c_str(), human_bytes(bytes));
   line("memory: total", fmt::format("{} ({} bytes)", human_bytes(plan.bytes()), plan.bytes()));
-  if (cuda) line("pinned host memory", human_bytes(cuda::staging_bytes));
+  if (cuda)
+    line("pinned host memory", human_bytes(cuda::staging_bytes + BatchReader::slots * BatchReader::slot_bytes(config)));
   for (const auto& [what, pattern] : {std::pair{"train", config.data.train}, {"validation", config.data.validation}}) {
     try {
       line(fmt::format("data: {}", what).c_str(), fmt::format("{} shards", expand_pattern(pattern).size()));

@@ -467,11 +467,13 @@ int train(const TrainOptions& options, Comm& comm) {
   }
 
   together(comm, [&] {
-    run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size());
+    std::string no_cuda;
+    run.be = open_backend(c.device, c.precision, comm.local_rank(), comm.local_size(), &no_cuda);
     check_newton_schulz(c, *run.be);
     log_line(version_line());
     log_line(fmt::format("device: {}{}{}", run.be->description(), c.device == "auto" ? " (chosen by \"auto\")" : "",
                          comm.size() > 1 ? fmt::format("; {} ranks", comm.size()) : ""));
+    if (!no_cuda.empty()) log_line(fmt::format("no CUDA: {}", no_cuda));
     open_data(run, done);
     if (!checkpoint) return;
     const std::string d = difference(checkpoint->state.at("dataset"), "at the checkpoint", run.dataset, "now");

@@ -133,6 +133,8 @@ class Backend {
   virtual double probe_stream(Tensor) { return 0; }
   // Tokens of which head_loss and row_range hold the logits at a time.
   virtual std::int64_t logits_chunk() const = 0;
+  // Columns of them that head_loss computes: V, or more where that is faster.
+  virtual std::int64_t logits_columns(std::int64_t vocab) const { return vocab; }
 
   // ---- embedding ----
   void embedding(Tensor y, Tensor tokens, Tensor w);             // y(N,d) = rows of w(V,d), tokens(N) i32 in [0, V)

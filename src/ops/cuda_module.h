@@ -9,7 +9,7 @@
 namespace rownorm {
 
 // Says which Backend the two sides were compiled against: whoever changes ops/backend.h or comm/comm.h counts it up.
-inline constexpr int cuda_module_abi = 4;
+inline constexpr int cuda_module_abi = 5;
 
 // The backend that the module's factory makes on device number `local_rank` of this machine,
 //   extern "C" int rownorm_cuda_abi();

@@ -5,12 +5,8 @@
 #include "base/error.h"
 
 namespace rownorm::cuda {
-namespace {
 
-// Rows of logits and distances begin at multiples of 16 bytes, as products and 16-byte accesses want them.
 Index padded(Index columns) { return (columns + 63) / 64 * 64; }
-
-}  // namespace
 
 DType compute_dtype_of(const std::string& precision) {
   return precision == "bf16" || precision == "auto" ? DType::bf16 : DType::f32;
@@ -45,6 +41,7 @@ LogitsScratch::LogitsScratch(Arena& arena, DType compute, Index tokens, Index vo
   const Index count = std::min(rows, tokens), columns = padded(vocab);
   logits = arena.add("logits", DType::f32, {count, columns});
   gradients = compute == DType::f32 ? logits : arena.add("logits", compute, {count, columns});
+  weights = arena.add("logits", compute, {columns == vocab ? 0 : columns, width});
   losses = arena.add("logits", DType::f64, {count});
   hidden = arena.add("logits", DType::f32, {compute == DType::f32 ? 0 : count, width});
 }

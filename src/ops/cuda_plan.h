@@ -26,6 +26,9 @@ DType compute_dtype_of(const std::string& precision);
 // Of one block, cuBLASLt's part first. Error (exit 2) for heads that the kernels do not have.
 Index workspace_bytes(DType compute, const WorkspaceSizes& sizes);
 
+// Columns of logits and distances for so many rows of a matrix, so that theirs are of whole 16-byte accesses.
+Index padded(Index columns);
+
 // ---- what an operation needs of the workspace: built over a measuring arena to size it, over the workspace to use it
 
 struct PartialSums {
@@ -41,10 +44,11 @@ struct AttentionScratch {
 
 struct LogitsScratch {
   static constexpr Index rows = 1024;  // of tokens, a chunk
-  Tensor logits;                       // (rows, columns) f32; columns is V padded to a multiple of 64, never read
+  Tensor logits;                       // (rows, columns) f32; columns = padded(V)
   Tensor gradients;                    // the same in compute precision: scale (softmax - onehot); logits itself in f32
-  Tensor losses;                       // (rows) f64
-  Tensor hidden;                       // (rows, d) f32: a chunk of h where it is bf16, for row_range
+  Tensor weights;  // (columns, d) in compute precision: w and rows of zeros; empty where columns = V
+  Tensor losses;   // (rows) f64
+  Tensor hidden;   // (rows, d) f32: a chunk of h where it is bf16, for row_range
   LogitsScratch(Arena& arena, DType compute, Index tokens, Index vocab, Index width);
 };
 
@@ -64,7 +68,7 @@ struct DiameterScratch {
   Tensor square;       // (V) f64, ||row - mean||^2
   Tensor centred;      // (V,d) f32, (row - mean) times a power of two
   Tensor half_square;  // (V) f64, ||centred||^2 / 2
-  Tensor products;     // (min(block, V), columns) f32; columns is V padded as that of logits
+  Tensor products;     // (min(block, V), columns) f32; columns = padded(V)
   Tensor found;        // the best pair of each block of a kernel
   Tensor state;        // what the search knows
   DiameterScratch(Arena& arena, Index vocab, Index width);

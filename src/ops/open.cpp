@@ -68,6 +68,8 @@ std::unique_ptr<Backend> open_cuda(const std::string& precision, int local_rank)
 std::unique_ptr<Backend> open_cuda_module(const std::filesystem::path& module, const std::string& precision,
                                           int local_rank) {
   if (!std::filesystem::exists(module)) fail(Exit::device, "[cuda] {}: the module is not there", module.string());
+  if (!std::filesystem::is_regular_file(module))
+    fail(Exit::device, "[cuda] {}: not a file; build or copy the module again", module.string());
   require_whole(module);
   void* library = dlopen(module.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Exit::device, "[cuda] the module cannot be loaded: {}", dlerror());
@@ -101,7 +103,7 @@ void check_device_and_precision(const std::string& device, const std::string& pr
 }
 
 std::unique_ptr<Backend> open_backend(const std::string& device, const std::string& precision, int local_rank,
-                                      int local_size) {
+                                      int local_size, std::string* no_cuda) {
   check_device_and_precision(device, precision);
   if (local_size > 1 && !std::getenv("OMP_NUM_THREADS"))
     omp_set_num_threads(std::max(1, omp_get_num_procs() / local_size));
@@ -114,6 +116,7 @@ std::unique_ptr<Backend> open_backend(const std::string& device, const std::stri
     if (!has("cpu", precision))
       fail(Exit::usage, "[precision] {}: not on device cpu, which has fp32; CUDA does not work here: {}", precision,
            error.what());
+    if (no_cuda) *no_cuda = error.what();
     return make_cpu_backend(local_size);
   }
 }

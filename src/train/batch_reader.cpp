@@ -6,6 +6,10 @@
 
 namespace rownorm {
 
+std::int64_t BatchReader::slot_bytes(const Config& config) {
+  return 2 * config.batch.micro_batch * config.model.context * size_of(DType::i32);
+}
+
 BatchReader::BatchReader(Backend& be, ShardSet& shards, TrainingOrder order, const Config& config, int rank, int ranks,
                          std::int64_t first, std::int64_t last)
     : be_(be),
@@ -20,7 +24,7 @@ BatchReader::BatchReader(Backend& be, ShardSet& shards, TrainingOrder order, con
       last_(last) {
   const auto tokens = static_cast<std::size_t>(micro_batch_ * context_);
   for (Slot& slot : slots_) {
-    slot.memory = be.allocate_host(2 * micro_batch_ * context_ * size_of(DType::i32));
+    slot.memory = be.allocate_host(slot_bytes(config));
     auto* ids = static_cast<std::int32_t*>(slot.memory.get());
     slot.tokens = {{ids, tokens}, {ids + tokens, tokens}};
   }
@@ -36,7 +40,7 @@ void BatchReader::read_all(const std::stop_token& stop) {
         changed_.wait(lock, stop, [&] { return uploaded_ >= i; });
         if (stop.stop_requested()) return;
       }
-      read(slots_[static_cast<std::size_t>(i % 3)], update, first);
+      read(slots_[static_cast<std::size_t>(i % slots)], update, first);
       const std::lock_guard lock(mutex_);
       read_ = i + 1;
       changed_.notify_one();
@@ -64,12 +68,12 @@ const BatchReader::Slot& BatchReader::next() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return read_ > uploaded_ || ended_; });
   if (read_ == uploaded_) throw std::logic_error("[batches] asked for more than there are");
-  return slots_[static_cast<std::size_t>(uploaded_ % 3)];
+  return slots_[static_cast<std::size_t>(uploaded_ % slots)];
 }
 
 void BatchReader::upload_next(Tensor inputs, Tensor targets) {
   next();
-  const auto slot_of = [this](std::int64_t i) -> Slot& { return slots_[static_cast<std::size_t>(i % 3)]; };
+  const auto slot_of = [this](std::int64_t i) -> Slot& { return slots_[static_cast<std::size_t>(i % slots)]; };
   const std::int64_t i = uploaded_;  // changed by this thread alone
   Slot& slot = slot_of(i);
   be_.start_upload(inputs, slot.tokens.inputs.data());

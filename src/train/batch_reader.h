@@ -35,6 +35,9 @@ class BatchReader {
     Backend::Ticket copied = 0;  // of its copies to the device
   };
 
+  static constexpr std::int64_t slots = 3;
+  static std::int64_t slot_bytes(const Config& config);  // of host memory, each
+
   // Begins to read the batches of rank `rank` of `ranks` of updates first, ..., last (from 1). Error (exit 5): no
   // memory.
   BatchReader(Backend& be, ShardSet& shards, TrainingOrder order, const Config& config, int rank, int ranks,
@@ -58,7 +61,7 @@ class BatchReader {
   std::int64_t context_, sequences_, micro_batch_;
   int rank_, ranks_;
   std::int64_t first_, last_;  // updates
-  std::array<Slot, 3> slots_;
+  std::array<Slot, slots> slots_;
 
   std::mutex mutex_;  // of what follows; a slot goes from one thread to the other by it
   std::condition_variable_any changed_;

@@ -43,7 +43,7 @@ RunDirectory RunDirectory::create(const fs::path& path) {
   if (created) sync_directory(path.has_parent_path() ? path.parent_path() : ".");
   if (!created) {
     if (error) fail(Exit::data, "[output] {}: cannot be created: {}", path.string(), error.message());
-    fail(Exit::data, "[output] {}: exists already; continue it with --resume, or name another output", path.string());
+    fail(Exit::data, "[output] {}: has just been made by another run; name another output", path.string());
   }
   return lock(path);
 }

@@ -51,7 +51,7 @@ struct Outputs {
 // Outputs start as NaN, so that an element that is not written shows. Backward is given `forward` as what forward made,
 // or, without it, what it did make.
 Outputs run(const std::string& backend, const Size& s, const Inputs& in, const Outputs* forward = nullptr) {
-  Bench be(backend, {.tokens = s.N(), .context = s.T, .width = s.d(), .heads = s.H});
+  Bench be(backend, {.tokens = s.N(), .context = s.T, .width = s.d(), .heads = s.H}, 0xff);
   const auto unwritten = [](Index n) { return Values(static_cast<std::size_t>(n), NAN); };
   const Shape wide{s.N(), 3 * s.d()}, narrow{s.N(), s.d()}, heads{s.N(), s.H};
   const Tensor qkv = be.tensor(be.compute(), wide, in.qkv), datt = be.tensor(be.compute(), narrow, in.datt);

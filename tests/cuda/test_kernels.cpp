@@ -50,7 +50,7 @@ class Kernels : public EveryBackend {
   bool tf32() const { return GetParam() == "cuda_tf32"; }
 
   static Results run(const std::string& backend, const WorkspaceSizes& sizes, const Calls& calls) {
-    Bench bench(backend, sizes);
+    Bench bench(backend, sizes, 0xff);
     Results results;
     for (const Tensor& t : calls(bench)) {
       if (t.dtype == DType::i32) {
@@ -304,6 +304,24 @@ TEST_P(Products, HeadLoss) {
                {static_cast<double>(4 * d + V), 2, 2},
                {static_cast<double>(4 * d + N), 1, 2}});
     }
+}
+
+// Logits of -256 and less: beside them the zeros that pad their rows would be the largest, with exp(0 - z) infinite.
+TEST_P(Products, HeadLossWhereEveryLogitIsFarBelowZero) {
+  const Index N = 3, V = 7, d = 2;
+  compare("", {.tokens = N, .width = d, .vocab = V},
+          [&](Bench& be) {
+            Values rows;
+            for (Index i = 0; i < V; ++i) rows.insert(rows.end(), {-8 - static_cast<double>(i) / 8, -8});
+            const Tensor h = be.tensor(be.compute(), {N, d}, Values(6, 16)), w = be.tensor(be.compute(), {V, d}, rows);
+            const Tensor loss = be.scalar(0), dh = output(be, be.compute(), {N, d}), dw = master(be, {V, d}, 1, 0.1);
+            be->head_loss(loss, dh, dw, h, w, be.ids({0, 3, 6}), 1);
+            return std::vector<Tensor>{loss, dh, dw};
+          },
+          // as HeadLoss's, but the terms of dh cancel: their norm is 26 times that of the sums
+          {{static_cast<double>(d), 0, 1},
+           {26 * 26 * static_cast<double>(4 * d + V), 26 * 26 * 2, 26 * 26 * 2},
+           {static_cast<double>(4 * d + N), 1, 2}});
 }
 
 TEST_P(Kernels, RowRange) {

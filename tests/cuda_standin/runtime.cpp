@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -264,6 +266,17 @@ cudaError_t set(void* p, int value, std::size_t size, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+// The number that a word of ROWNORM_STANDIN ends with.
+template <class Number>
+Number number_of(const std::string& word, const char* value) {
+  Number number{};
+  const char* end = value + std::strlen(value);
+  const auto [stopped, error] = std::from_chars(value, end, number);
+  if (error != std::errc() || stopped != end || number < Number{})
+    stop("ROWNORM_STANDIN: %s, expected a number of its range behind =", word.c_str());
+  return number;
+}
+
 Mode mode_from_environment() {
   Mode m;
   const char* text = std::getenv("ROWNORM_STANDIN");
@@ -279,7 +292,7 @@ Mode mode_from_environment() {
     else if (key == "reversed")
       m.order = Order::reversed;
     else if (key == "random")
-      m.order = Order::random, m.seed = static_cast<unsigned>(std::atoi(value));
+      m.order = Order::random, m.seed = number_of<unsigned>(word, value);
     else if (key == "eager" || key == "lazy" || key == "ahead")
       m.lazy = key != "eager", m.ahead = key == "ahead";
     else if (key == "early" || key == "late")
@@ -293,27 +306,27 @@ Mode mode_from_environment() {
     else if (key == "drop") {
       const std::string site = value;
       m.drop_file = site.substr(0, site.find(':'));
-      m.drop_line = std::atoi(site.substr(site.find(':') + 1).c_str());
+      m.drop_line = number_of<int>(word, value + site.find(':') + 1);
     } else if (key == "memory")
-      m.memory = static_cast<std::size_t>(std::atof(value) * 0x1p30);
+      m.memory = static_cast<std::size_t>(std::min(number_of<double>(word, value), 0x1p20) * 0x1p30);
     else if (key == "ends")
-      m.ends = static_cast<std::size_t>(std::atoll(value));
+      m.ends = number_of<std::size_t>(word, value);
     else if (key == "devices")
-      m.devices = std::atoi(value);
+      m.devices = number_of<int>(word, value);
     else if (key == "first_device")
-      m.first_device = std::atoi(value);
+      m.first_device = number_of<int>(word, value);
     else if (key == "no_wait")
-      m.no_wait = std::atoi(value);
+      m.no_wait = number_of<int>(word, value);
     else if (key == "skip")
-      m.skip = std::atoi(value);
+      m.skip = number_of<int>(word, value);
     else if (key == "twice")
-      m.twice = std::atoi(value);
+      m.twice = number_of<int>(word, value);
     else if (key == "async_error")
-      m.async_error = std::atoi(value);
+      m.async_error = number_of<int>(word, value);
     else if (key == "no_code")
       m.no_code = true;
     else if (key == "flip")
-      m.flip = std::atoi(value);
+      m.flip = number_of<int>(word, value);
     else
       stop(
           "ROWNORM_STANDIN: %s, expected forward, reversed, random=SEED, eager, lazy, ahead, early, late, nan, huge, "

@@ -17,8 +17,13 @@ using Values = std::vector<double>;
 
 class Bench {
  public:
-  explicit Bench(const std::string& name, const WorkspaceSizes& sizes = largest) : backend_(testing::open(name)) {
-    backend_->set_workspace(zeros(DType::u8, {backend_->workspace_bytes(sizes)}), sizes);
+  // Every byte of the workspace is `byte`: with 0xff it holds NaNs, and what is read before it is written shows.
+  explicit Bench(const std::string& name, const WorkspaceSizes& sizes = largest, unsigned char byte = 0)
+      : backend_(testing::open(name)) {
+    const Tensor workspace = zeros(DType::u8, {backend_->workspace_bytes(sizes)});
+    if (byte != 0)
+      backend_->upload(workspace, std::vector<unsigned char>(static_cast<std::size_t>(workspace.bytes()), byte).data());
+    backend_->set_workspace(workspace, sizes);
   }
 
   Backend* operator->() { return backend_.get(); }

@@ -1,6 +1,7 @@
 // Opening a backend by name: what is refused before any device is touched, and what a missing CUDA module says.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -53,7 +54,9 @@ TEST(Open, ByName) {
 // A test's executable has no module beside it.
 TEST(Open, WithoutCuda) {
   expect_error(Exit::device, "librownorm_cuda.so: the module is not there", [] { open_backend("cuda", "auto"); });
-  EXPECT_EQ(open_backend("auto", "auto")->name(), "cpu");
+  std::string no_cuda;
+  EXPECT_EQ(open_backend("auto", "auto", 0, 1, &no_cuda)->name(), "cpu");
+  EXPECT_NE(no_cuda.find("librownorm_cuda.so: the module is not there"), std::string::npos) << no_cuda;
   EXPECT_EQ(open_backend("auto", "fp32")->name(), "cpu");
   expect_error(Exit::usage, "[precision] bf16: not on device cpu, which has fp32; CUDA does not work here: [cuda]",
                [] { open_backend("auto", "bf16"); });
@@ -65,6 +68,13 @@ TEST(Open, ModuleThatCannotBeLoaded) {
   expect_error(Exit::device, "[cuda] the module cannot be loaded: " + path.string(),
                [&] { open_cuda_module(path, "bf16", 0); });
   std::filesystem::remove(path);
+}
+
+TEST(Open, ModuleThatIsNoFile) {  // of a pipe, which nobody writes to, a read would wait for ever
+  const TemporaryFolder folder;
+  const std::filesystem::path pipe = folder / "librownorm_cuda.so";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_error(Exit::device, pipe.string() + ": not a file", [&] { open_cuda_module(pipe, "bf16", 0); });
 }
 
 TEST(Open, ModuleOfSomethingElse) {
