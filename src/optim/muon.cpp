@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 namespace rownorm {
@@ -12,14 +15,10 @@ void muon_step(Backend& be, const OptimizerConfig& config, std::span<const Slot>
   const Backend::Momentum momentum = config.nesterov ? Backend::Momentum{mu, 1, mu, 1} : Backend::Momentum{mu, 1, 1, 0};
   for (const Slot& s : slots) be.momentum(s.step, s.first, s.gradient, control, momentum);
 
-  for (std::size_t begin = 0; begin < slots.size();) {
-    std::vector<Tensor> same_shape;
-    std::size_t end = begin;
-    for (; end < slots.size() && slots[end].step.shape == slots[begin].step.shape; ++end)
-      same_shape.push_back(slots[end].step);
-    be.newton_schulz(same_shape, config.newton_schulz_steps, config.eps, config.newton_schulz_precision);
-    begin = end;
-  }
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Tensor>> by_shape;
+  for (const Slot& s : slots) by_shape[{s.step.dim(0), s.step.dim(1)}].push_back(s.step);
+  for (const auto& [shape, steps] : by_shape)
+    be.newton_schulz(steps, config.newton_schulz_steps, config.eps, config.newton_schulz_precision);
 
   for (const Slot& s : slots) {
     const double aspect = static_cast<double>(s.step.dim(0)) / static_cast<double>(s.step.dim(1));

@@ -1,6 +1,8 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "optim/adamw.h"
 #include "optim/muon.h"
@@ -14,12 +16,35 @@ std::int64_t layer_elements(const ModelConfig& model) {
   return 4 * model.width * model.width + 3 * model.mlp_width() * model.width;
 }
 
+// How many layers' increments fit where the head's must, at least one: more matrices for a call of newton_schulz, which
+// a GPU needs to be busy.
+std::int64_t layers_at_once(const ModelConfig& model) {
+  return std::clamp<std::int64_t>(model.vocab_size * model.width / layer_elements(model), 1, model.layers);
+}
+
 }  // namespace
+
+std::vector<NewtonSchulzSizes> newton_schulz_sizes(const ModelConfig& model, const OptimizerConfigs& configs) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> matrices;  // of a shape: muon_step
+  std::vector<NewtonSchulzSizes> sizes;
+  const auto add = [&](Role role, std::int64_t rows, std::int64_t cols, std::int64_t count) {
+    const OptimizerConfig& config = config_of(configs, role);
+    if (config.algorithm == Algorithm::muon)
+      sizes.push_back({count, std::min(rows, cols), std::max(rows, cols), config.newton_schulz_precision});
+  };
+  for (const ParameterInfo& p : parameter_table(model)) {
+    if (p.role != Role::hidden) add(p.role, p.rows, p.cols, 1);
+    if (p.layer == 0) matrices[{p.rows, p.cols}] += layers_at_once(model);
+  }
+  for (const auto& [shape, count] : matrices) add(Role::hidden, shape.first, shape.second, count);
+  return sizes;
+}
 
 Optimizer make_optimizer(Arena& arena, const ModelConfig& model, const OptimizerConfigs& configs, DType master,
                          int rank, int ranks) {
   Optimizer o;
   o.table = parameter_table(model);
+  o.layers_at_once = layers_at_once(model);
   o.pieces = divide(o.table, configs, ranks);
   for (const Piece& piece : o.pieces) {
     const ParameterInfo& p = o.table[piece.parameter];
@@ -68,16 +93,23 @@ void update(Backend& be, Comm& comm, const Optimizer& o, const OptimizerConfigs&
     const ParameterInfo& p = o.table[o.pieces[i].parameter];
     return o.pieces[i].owner == rank && p.role == role && p.layer == layer;
   };
+  std::vector<Slot> slots;  // of the layers that share scratch
+  std::int64_t offset = 0, layers = 0;
+  const auto step_hidden = [&] {
+    step(Role::hidden, slots, 0, o.lr_hidden);
+    slots.clear();
+    offset = layers = 0;
+  };
   for (std::int64_t layer = 0; layer < static_cast<std::int64_t>(weights.layers.size()); ++layer) {
-    std::vector<Slot> slots;
-    std::int64_t offset = 0;
+    const std::size_t earlier = slots.size();
     for (std::size_t i = 0; i < o.pieces.size(); ++i)
       if (owned(i, Role::hidden, layer)) {
         slots.push_back(slot(i, offset));
         offset += slots.back().step.size();
       }
-    step(Role::hidden, slots, 0, o.lr_hidden);
+    if (slots.size() > earlier && ++layers == o.layers_at_once) step_hidden();
   }
+  step_hidden();
   for (const auto& [role, lr] : {std::pair{Role::embedding, o.lr_embedding}, {Role::head, o.lr_head}})
     for (std::size_t i = 0; i < o.pieces.size(); ++i)
       if (owned(i, role, -1)) {

@@ -18,11 +18,15 @@ struct Optimizer {
   std::vector<ParameterInfo> table;
   std::vector<Piece> pieces;          // every rank's, in table order
   std::vector<Tensor> first, second;  // moments of each piece (Slot); null where another rank's or not used
-  Tensor scratch;                     // (max(layer block, V d)): the increments of one layer, the embedding or the head
+  std::int64_t layers_at_once;        // most whose matrices are updated together
+  Tensor scratch;                     // (max(layer block, V d)): the increments of these, the embedding or the head
   Tensor head_step;                   // (V, d) view of scratch: after update(), S of the owned rows of the head
   Tensor column_sums;                 // (max(d, F)) f64
   Tensor lr_hidden, lr_embedding, lr_head;  // (1) f64
 };
+
+// What update() asks of newton_schulz at a time, at most, on any rank.
+std::vector<NewtonSchulzSizes> newton_schulz_sizes(const ModelConfig& model, const OptimizerConfigs& configs);
 
 Optimizer make_optimizer(Arena& arena, const ModelConfig& model, const OptimizerConfigs& configs, DType master,
                          int rank, int ranks);

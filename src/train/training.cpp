@@ -14,15 +14,7 @@ WorkspaceSizes workspace_sizes(const Config& config) {
   sizes.vocab = m.vocab_size;
   sizes.panel = config.panel_positions();
   sizes.diameter = config.diagnostics.diameter_every > 0;
-  const auto matrices = [&](const OptimizerConfig& c, std::int64_t count, std::int64_t rows) {
-    if (c.algorithm == Algorithm::muon)
-      sizes.newton_schulz.push_back(
-          {count, std::min(rows, m.width), std::max(rows, m.width), c.newton_schulz_precision});
-  };
-  matrices(config.optimizer.hidden, 4, m.width);        // q, k, v, out
-  matrices(config.optimizer.hidden, 2, m.mlp_width());  // gate, up; down is less
-  matrices(config.optimizer.embedding, 1, m.vocab_size);
-  matrices(config.optimizer.head, 1, m.vocab_size);
+  sizes.newton_schulz = newton_schulz_sizes(m, config.optimizer);
   return sizes;
 }
 

@@ -300,6 +300,76 @@ TEST(Ownership, EveryRowHasOneOwnerForAnyNumberOfRanks) {
     }
 }
 
+// Matrices of several layers go to newton_schulz together where their increments fit where the head's must. With V =
+// 300 that is two layers of five, then two, then one; with V = 13 each alone. The bits of the weights are the same, and
+// no call has more matrices than newton_schulz_sizes says.
+TEST(Update, LayersTogetherAreEachAlone) {
+  struct Calls : Observer {
+    std::int64_t count = 0, most = 0;
+    void begin(const Work& work) override {
+      if (std::string(work.operation) != "newton_schulz") return;
+      ++count;
+      most = std::max(most, work.sizes[0]);
+    }
+    void end() override {}
+  };
+  for (const char* device : {ROWNORM_TEST_BACKENDS})
+    for (const std::int64_t mlp_ratio : {1, 4}) {
+      ModelConfig m;
+      m.context = 4;
+      m.layers = 5;
+      m.width = 8;
+      m.head_dim = 4;
+      m.mlp_ratio = mlp_ratio;
+      OptimizerConfig muon, adamw;
+      muon.algorithm = Algorithm::muon;
+      adamw.algorithm = Algorithm::adamw;
+      muon.lr = adamw.lr = 0.01;
+      const OptimizerConfigs configs{muon, adamw, adamw};
+      const std::int64_t shapes = mlp_ratio == 1 ? 1 : 3, largest = mlp_ratio == 1 ? 7 : 4;  // matrices of a layer
+
+      std::vector<Values> alone;
+      for (const auto& [vocab, together] : {std::pair{13, 1}, {mlp_ratio == 1 ? 112 : 300, 2}}) {
+        m.vocab_size = vocab;
+        const auto be = testing::open(device);
+        const auto comm = make_single_process();
+        WorkspaceSizes sizes;
+        sizes.vocab = vocab;
+        sizes.width = 8;
+        sizes.newton_schulz = newton_schulz_sizes(m, configs);
+        Parameters weights, gradients;
+        Optimizer optimizer;
+        UpdateControl control;
+        const testing::Device memory(*be, sizes, [&](Arena& arena) {
+          weights = make_parameters(arena, "w", m, be->master_dtype());
+          gradients = make_parameters(arena, "g", m, be->master_dtype());
+          optimizer = make_optimizer(arena, m, configs, be->master_dtype(), 0, 1);
+          control = {arena.add("c", DType::f64, {1}), arena.add("c", DType::f64, {1}), arena.add("c", DType::i32, {1})};
+        });
+        be->fill(control.clip, 1);
+        be->fill(control.ok, 1);
+        initialize(*be, weights, m, 0);
+        initialize(*be, gradients, m, 1);
+        Calls calls;
+        be->observe(&calls);
+        update(*be, *comm, optimizer, configs, weights, gradients, control, 1, 1);
+        be->observe(nullptr);
+        EXPECT_EQ(calls.count, shapes * (together == 1 ? 5 : 3));
+        EXPECT_EQ(calls.most, largest * together);
+        std::int64_t planned = 0;
+        for (const NewtonSchulzSizes& s : sizes.newton_schulz) planned = std::max(planned, s.matrices);
+        EXPECT_EQ(planned, calls.most);
+        for (std::size_t i = 1; i + 1 < weights.matrices.size(); ++i) {
+          const Values now = testing::get(*be, weights.matrices[i]);
+          if (together == 1)
+            alone.push_back(now);
+          else
+            EXPECT_EQ(now, alone[i - 1]) << device << " " << optimizer.table[i].name;
+        }
+      }
+    }
+}
+
 // Any algorithm in any role, through update(): finite, changes every matrix, and the head's S is what was applied.
 TEST(Update, AnyAlgorithmServesAnyRole) {
   ModelConfig m;
@@ -324,7 +394,7 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
         Optimizer optimizer;
         UpdateControl control;
         WorkspaceSizes sizes;
-        sizes.newton_schulz = {{4, 8, 32}};
+        sizes.newton_schulz = newton_schulz_sizes(m, configs);
         sizes.vocab = 13;
         sizes.width = 8;
         const testing::Device memory(*be, sizes, [&](Arena& arena) {
