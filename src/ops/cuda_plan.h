@@ -26,7 +26,7 @@ DType compute_dtype_of(const std::string& precision);
 // Of one block, cuBLASLt's part first. Error (exit 2) for heads that the kernels do not have.
 Index workspace_bytes(DType compute, const WorkspaceSizes& sizes);
 
-// Columns of logits and distances for so many rows of a matrix, so that theirs are of whole 16-byte accesses.
+// Rounded up to a multiple of 64: rows of so many logits or distances are of whole 16-byte accesses.
 Index padded(Index columns);
 
 // ---- what an operation needs of the workspace: built over a measuring arena to size it, over the workspace to use it

@@ -16,16 +16,17 @@ std::int64_t layer_elements(const ModelConfig& model) {
   return 4 * model.width * model.width + 3 * model.mlp_width() * model.width;
 }
 
-// How many layers' increments fit where the head's must, at least one: more matrices for a call of newton_schulz, which
-// a GPU needs to be busy.
-std::int64_t layers_at_once(const ModelConfig& model) {
-  return std::clamp<std::int64_t>(model.vocab_size * model.width / layer_elements(model), 1, model.layers);
+// Elements of scratch. Where the head's increment leaves room for several layers', these share it and are updated
+// together: more matrices for a call of newton_schulz, which a GPU needs to be busy.
+std::int64_t scratch_elements(const ModelConfig& model) {
+  return std::max(layer_elements(model), model.vocab_size * model.width);
 }
 
 }  // namespace
 
 std::vector<NewtonSchulzSizes> newton_schulz_sizes(const ModelConfig& model, const OptimizerConfigs& configs) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> matrices;  // of a shape: muon_step
+  const std::int64_t layers_at_once = std::min(scratch_elements(model) / layer_elements(model), model.layers);
   std::vector<NewtonSchulzSizes> sizes;
   const auto add = [&](Role role, std::int64_t rows, std::int64_t cols, std::int64_t count) {
     const OptimizerConfig& config = config_of(configs, role);
@@ -34,7 +35,7 @@ std::vector<NewtonSchulzSizes> newton_schulz_sizes(const ModelConfig& model, con
   };
   for (const ParameterInfo& p : parameter_table(model)) {
     if (p.role != Role::hidden) add(p.role, p.rows, p.cols, 1);
-    if (p.layer == 0) matrices[{p.rows, p.cols}] += layers_at_once(model);
+    if (p.layer == 0) matrices[{p.rows, p.cols}] += layers_at_once;
   }
   for (const auto& [shape, count] : matrices) add(Role::hidden, shape.first, shape.second, count);
   return sizes;
@@ -44,7 +45,6 @@ Optimizer make_optimizer(Arena& arena, const ModelConfig& model, const Optimizer
                          int rank, int ranks) {
   Optimizer o;
   o.table = parameter_table(model);
-  o.layers_at_once = layers_at_once(model);
   o.pieces = divide(o.table, configs, ranks);
   for (const Piece& piece : o.pieces) {
     const ParameterInfo& p = o.table[piece.parameter];
@@ -54,7 +54,7 @@ Optimizer make_optimizer(Arena& arena, const ModelConfig& model, const Optimizer
     o.second.push_back(mine && adamw ? arena.add("optimizer state", master, shape) : Tensor{});
   }
   const std::int64_t head = model.vocab_size * model.width;
-  o.scratch = arena.add("step", master, {std::max(layer_elements(model), head)});
+  o.scratch = arena.add("step", master, {scratch_elements(model)});
   o.head_step = o.scratch.rows(0, head).reshape({model.vocab_size, model.width});
   o.column_sums = arena.add("step", DType::f64, {std::max(model.width, model.mlp_width())});
   for (Tensor* lr : {&o.lr_hidden, &o.lr_embedding, &o.lr_head}) *lr = arena.add("step", DType::f64, {1});
@@ -94,20 +94,19 @@ void update(Backend& be, Comm& comm, const Optimizer& o, const OptimizerConfigs&
     return o.pieces[i].owner == rank && p.role == role && p.layer == layer;
   };
   std::vector<Slot> slots;  // of the layers that share scratch
-  std::int64_t offset = 0, layers = 0;
+  std::int64_t offset = 0;
   const auto step_hidden = [&] {
     step(Role::hidden, slots, 0, o.lr_hidden);
     slots.clear();
-    offset = layers = 0;
+    offset = 0;
   };
   for (std::int64_t layer = 0; layer < static_cast<std::int64_t>(weights.layers.size()); ++layer) {
-    const std::size_t earlier = slots.size();
+    if (offset + weights.layers[static_cast<std::size_t>(layer)].all.size() > o.scratch.size()) step_hidden();
     for (std::size_t i = 0; i < o.pieces.size(); ++i)
       if (owned(i, Role::hidden, layer)) {
         slots.push_back(slot(i, offset));
         offset += slots.back().step.size();
       }
-    if (slots.size() > earlier && ++layers == o.layers_at_once) step_hidden();
   }
   step_hidden();
   for (const auto& [role, lr] : {std::pair{Role::embedding, o.lr_embedding}, {Role::head, o.lr_head}})

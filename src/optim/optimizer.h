@@ -18,10 +18,9 @@ struct Optimizer {
   std::vector<ParameterInfo> table;
   std::vector<Piece> pieces;          // every rank's, in table order
   std::vector<Tensor> first, second;  // moments of each piece (Slot); null where another rank's or not used
-  std::int64_t layers_at_once;        // most whose matrices are updated together
-  Tensor scratch;                     // (max(layer block, V d)): the increments of these, the embedding or the head
-  Tensor head_step;                   // (V, d) view of scratch: after update(), S of the owned rows of the head
-  Tensor column_sums;                 // (max(d, F)) f64
+  Tensor scratch;      // (max(layer block, V d)): the increments of some layers, the embedding or the head
+  Tensor head_step;    // (V, d) view of scratch: after update(), S of the owned rows of the head
+  Tensor column_sums;  // (max(d, F)) f64
   Tensor lr_hidden, lr_embedding, lr_head;  // (1) f64
 };
 

@@ -318,9 +318,9 @@ TEST_P(Products, HeadLossWhereEveryLogitIsFarBelowZero) {
             be->head_loss(loss, dh, dw, h, w, be.ids({0, 3, 6}), 1);
             return std::vector<Tensor>{loss, dh, dw};
           },
-          // as HeadLoss's, but the terms of dh cancel: their norm is 26 times that of the sums
+          // as HeadLoss's, but the terms of dh cancel: their norm is 27 times that of the sums
           {{static_cast<double>(d), 0, 1},
-           {26 * 26 * static_cast<double>(4 * d + V), 26 * 26 * 2, 26 * 26 * 2},
+           {27 * 27 * static_cast<double>(4 * d + V), 27 * 27 * 2, 27 * 27 * 2},
            {static_cast<double>(4 * d + N), 1, 2}});
 }
 

@@ -300,6 +300,38 @@ TEST(Ownership, EveryRowHasOneOwnerForAnyNumberOfRanks) {
     }
 }
 
+// A model's weights and gradients, of made-up numbers, with its optimizer.
+struct Model {
+  std::unique_ptr<Backend> be;
+  OptimizerConfigs configs;
+  std::unique_ptr<Comm> comm = make_single_process();
+  Parameters weights, gradients;
+  Optimizer optimizer;
+  UpdateControl control;
+  std::unique_ptr<testing::Device> memory;
+
+  Model(const char* device, const ModelConfig& m, const OptimizerConfigs& c) : be(testing::open(device)), configs(c) {
+    WorkspaceSizes sizes;
+    sizes.newton_schulz = newton_schulz_sizes(m, configs);
+    sizes.vocab = m.vocab_size;
+    sizes.width = m.width;
+    memory = std::make_unique<testing::Device>(*be, sizes, [&](Arena& arena) {
+      weights = make_parameters(arena, "w", m, be->master_dtype());
+      gradients = make_parameters(arena, "g", m, be->master_dtype());
+      optimizer = make_optimizer(arena, m, configs, be->master_dtype(), 0, 1);
+      control = {arena.add("c", DType::f64, {1}), arena.add("c", DType::f64, {1}), arena.add("c", DType::i32, {1})};
+    });
+    be->fill(control.clip, 1);
+    be->fill(control.ok, 1);
+    initialize(*be, weights, m, 0);
+    initialize(*be, gradients, m, 1);
+  }
+
+  void update(double lr_scale, std::int64_t t) {
+    rownorm::update(*be, *comm, optimizer, configs, weights, gradients, control, lr_scale, t);
+  }
+};
+
 // Matrices of several layers go to newton_schulz together where their increments fit where the head's must. With V =
 // 300 that is two layers of five, then two, then one; with V = 13 each alone. The bits of the weights are the same, and
 // no call has more matrices than newton_schulz_sizes says.
@@ -331,40 +363,22 @@ TEST(Update, LayersTogetherAreEachAlone) {
       std::vector<Values> alone;
       for (const auto& [vocab, together] : {std::pair{13, 1}, {mlp_ratio == 1 ? 112 : 300, 2}}) {
         m.vocab_size = vocab;
-        const auto be = testing::open(device);
-        const auto comm = make_single_process();
-        WorkspaceSizes sizes;
-        sizes.vocab = vocab;
-        sizes.width = 8;
-        sizes.newton_schulz = newton_schulz_sizes(m, configs);
-        Parameters weights, gradients;
-        Optimizer optimizer;
-        UpdateControl control;
-        const testing::Device memory(*be, sizes, [&](Arena& arena) {
-          weights = make_parameters(arena, "w", m, be->master_dtype());
-          gradients = make_parameters(arena, "g", m, be->master_dtype());
-          optimizer = make_optimizer(arena, m, configs, be->master_dtype(), 0, 1);
-          control = {arena.add("c", DType::f64, {1}), arena.add("c", DType::f64, {1}), arena.add("c", DType::i32, {1})};
-        });
-        be->fill(control.clip, 1);
-        be->fill(control.ok, 1);
-        initialize(*be, weights, m, 0);
-        initialize(*be, gradients, m, 1);
+        Model b(device, m, configs);
         Calls calls;
-        be->observe(&calls);
-        update(*be, *comm, optimizer, configs, weights, gradients, control, 1, 1);
-        be->observe(nullptr);
+        b.be->observe(&calls);
+        b.update(1, 1);
+        b.be->observe(nullptr);
         EXPECT_EQ(calls.count, shapes * (together == 1 ? 5 : 3));
         EXPECT_EQ(calls.most, largest * together);
         std::int64_t planned = 0;
-        for (const NewtonSchulzSizes& s : sizes.newton_schulz) planned = std::max(planned, s.matrices);
+        for (const NewtonSchulzSizes& s : newton_schulz_sizes(m, configs)) planned = std::max(planned, s.matrices);
         EXPECT_EQ(planned, calls.most);
-        for (std::size_t i = 1; i + 1 < weights.matrices.size(); ++i) {
-          const Values now = testing::get(*be, weights.matrices[i]);
+        for (std::size_t i = 1; i + 1 < b.weights.matrices.size(); ++i) {
+          const Values now = testing::get(*b.be, b.weights.matrices[i]);
           if (together == 1)
             alone.push_back(now);
           else
-            EXPECT_EQ(now, alone[i - 1]) << device << " " << optimizer.table[i].name;
+            EXPECT_EQ(now, alone[i - 1]) << device << " " << b.optimizer.table[i].name;
         }
       }
     }
@@ -378,38 +392,22 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
   m.layers = 2;
   m.width = 8;
   m.head_dim = 4;
-  const auto comm = make_single_process();
   for (const char* device : {ROWNORM_TEST_BACKENDS})
     for (const auto algorithm : {Algorithm::muon, Algorithm::adamw, Algorithm::rownorm})
       for (const bool projected : {false, true}) {
         if (projected && algorithm != Algorithm::rownorm) continue;
-        const auto be = testing::open(device);
         OptimizerConfig c;
         c.algorithm = algorithm;
         c.lr = 0.01;
         c.eps = 1e-8;
         c.projected = projected;
         const OptimizerConfigs configs{c, c, c};
-        Parameters weights, gradients;
-        Optimizer optimizer;
-        UpdateControl control;
-        WorkspaceSizes sizes;
-        sizes.newton_schulz = newton_schulz_sizes(m, configs);
-        sizes.vocab = 13;
-        sizes.width = 8;
-        const testing::Device memory(*be, sizes, [&](Arena& arena) {
-          weights = make_parameters(arena, "w", m, be->master_dtype());
-          gradients = make_parameters(arena, "g", m, be->master_dtype());
-          optimizer = make_optimizer(arena, m, configs, be->master_dtype(), 0, 1);
-          control = {arena.add("c", DType::f64, {1}), arena.add("c", DType::f64, {1}), arena.add("c", DType::i32, {1})};
-        });
-        be->fill(control.clip, 1);
-        be->fill(control.ok, 1);
-        initialize(*be, weights, m, 0);
-        initialize(*be, gradients, m, 1);
+        Model b(device, m, configs);
+        Backend* be = b.be.get();
+        const auto& [weights, gradients, optimizer, control] = std::tie(b.weights, b.gradients, b.optimizer, b.control);
         std::vector<Values> before;
         for (const Tensor& w : weights.matrices) before.push_back(testing::get(*be, w));
-        update(*be, *comm, optimizer, configs, weights, gradients, control, 0.5, 1);
+        b.update(0.5, 1);
         for (std::size_t i = 0; i < before.size(); ++i) {
           const Values after = testing::get(*be, weights.matrices[i]);
           const double change = golden::relative_l2(after, before[i]);
@@ -440,7 +438,7 @@ TEST(Update, AnyAlgorithmServesAnyRole) {
         for (const Tensor& w : weights.matrices) weights_before.push_back(testing::get(*be, w));
         for (const auto& s : named_state(optimizer, configs)) state_before.push_back(testing::get(*be, s.tensor));
         be->fill(gradients.matrices[3], NAN);
-        update(*be, *comm, optimizer, configs, weights, gradients, control, 0.5, 2);
+        b.update(0.5, 2);
         std::size_t k = 0;
         for (const Tensor& w : weights.matrices) EXPECT_EQ(testing::get(*be, w), weights_before[k++]);
         k = 0;
